@@ -1,6 +1,8 @@
-"""Sphinx builds this folder into out/docs (`make docs`): Markdown by MyST, warnings are errors, nothing from outside.
+"""Sphinx builds this folder into out/docs (`make docs`): Markdown by MyST, warnings are errors,
+nothing from outside.
 
-Results of the benchmarks lie beside their scripts, outside of this folder; each build copies them into docs/results.
+Results of the benchmarks lie beside their scripts, outside of this folder; each build copies them
+into docs/results.
 """
 
 import re
@@ -77,9 +79,12 @@ def _for_keyboards_and_readers(
 
 
 def _dates() -> dict[str, str]:
-    """When each file was last changed, and in which commit, by its path below ROOT. Empty outside of a checkout.
+    """When each file was last changed, and in which commit, by its path below ROOT. Empty outside
+    of a checkout.
 
-    The tests run what a page shows and compare, so that the version of its last change is the one that made its output."""
+    The tests run what a page shows and compare, so that the version of its last change is the one
+    that made its output.
+    """
     command = [
         "git",
         "log",

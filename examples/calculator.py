@@ -1,8 +1,9 @@
 """The Training Cost Calculator's own experiment by one command (`python examples/calculator.py`).
 
-Step times of five image networks over batch sizes 1 to 70: measured on this machine, and forecast on the Calculator's four cards.
-Is the step linear in the batch, where does it jump and why, which batch is best? All runs are kept in a journal, published ones
-beside them; it predicts a card that it has no run of, and names the best server for a whole training.
+Step times of five image networks over batch sizes 1 to 70: measured on this machine, and forecast
+on the Calculator's four cards. Is the step linear in the batch, where does it jump and why, which
+batch is best? All runs are kept in a journal, published ones beside them; it predicts a card that
+it has no run of, and names the best server for a whole training.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from trainpace.report import (
 )
 from trainpace.report.match import cheapest_and_fastest, server
 from trainpace.report.phrases import duration, interval, number, plural, usd
-from trainpace.report.sections import Column, Lines, Named, Next, Table, words
+from trainpace.report.sections import Column, Lines, Next, Table, named, words
 from trainpace.report.steps import jumps_in_words
 from trainpace.verbs.request import BATCHES
 
@@ -153,7 +154,7 @@ def measured_here(options) -> None:
         text = page(sweep_title(sweep), sweep_sections(sweep), sweep_json(sweep))
         write_whole(options.journal.parent / f"{Path(model).stem}_measured.html", text)
     columns = [*sweep_columns(options.sizes), Column("least jump seen", 1)]
-    show([Table([*columns, words("failing", 2, least=4)], rows), Named("", said)])
+    show([Table([*columns, words("failing", 2, least=4)], rows), named("", said)])
 
 
 def forecast_on_cards(options) -> None:

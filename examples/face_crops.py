@@ -1,11 +1,14 @@
-"""An ordinary training script whose data path is the problem, as in the thesis that Trainpace grew from: find what matters in
-each photograph, crop it, mark five points on it; then train a small network on crops and points.
+"""An ordinary training script whose data path is the problem, as in the thesis that Trainpace grew
+from: find what matters in each photograph, crop it, mark five points on it; then train a small
+network on crops and points.
 
-    python examples/face_crops.py --photos FOLDER                  everything for every sample in every epoch
-    python examples/face_crops.py --photos FOLDER --shards SHARDS  the expensive part read back, flips and brightness online
+    python examples/face_crops.py --photos FOLDER                  everything for every sample in
+    every epoch python examples/face_crops.py --photos FOLDER --shards SHARDS  the expensive part
+    read back, flips and brightness online
 
-FOLDER is made by `python examples/face_crops.py --make FOLDER`: JPEGs of the two photographs that come with scikit-learn. The
-photographs show no faces; the work is that of a detector and a landmark finder (a correlation at five scales, corner strength).
+FOLDER is made by `python examples/face_crops.py --make FOLDER`: JPEGs of the two photographs that
+come with scikit-learn. The photographs show no faces; the work is that of a detector and a landmark
+finder (a correlation at five scales, corner strength).
 """
 
 import argparse
@@ -43,7 +46,9 @@ def make_photos(folder: Path, count: int = 480, side: int = 320) -> None:
 
 
 def find(gray: np.ndarray) -> tuple[int, int, int]:
-    """(top, left, side) of the place that looks most like a round thing before a darker ground, over several scales."""
+    """(top, left, side) of the place that looks most like a round thing before a darker ground,
+    over several scales.
+    """
     y, x = np.mgrid[-1:1:32j, -1:1:32j]
     disc = (x**2 + y**2 < 0.6).astype(np.float32)
     template = disc - disc.mean()

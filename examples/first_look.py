@@ -1,7 +1,8 @@
 """`make run`: the whole loop once, on real photographs and on this machine.
 
-Trace two small models, forecast them on this machine and on GPUs that are not here, really train them for some seconds,
-and lay forecast and measurement side by side: in the terminal, and in out/first_look.html.
+Trace two small models, forecast them on this machine and on GPUs that are not here, really train
+them for some seconds, and lay forecast and measurement side by side: in the terminal, and in
+out/first_look.html.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""A dataset to precompute: crops of two photographs, resized by Lanczos. The second one also flips at random, and is refused.
+"""A dataset to precompute: crops of two photographs, resized by Lanczos. The second one also flips
+at random, and is refused.
 
     trainpace precompute examples/photo_augmentations.py:Crops --out out/crops
 

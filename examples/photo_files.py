@@ -2,8 +2,8 @@
 
     trainpace loader examples/photo_files.py:photos --batch 32
 
-The photographs (a temple, a flower) come with scikit-learn; pieces of them are written to a folder of the system's own for
-temporary files once.
+The photographs (a temple, a flower) come with scikit-learn; pieces of them are written to a folder
+of the system's own for temporary files once.
 """
 
 import random

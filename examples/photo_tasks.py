@@ -4,7 +4,8 @@
     trainpace forecast examples/photo_tasks.py:cnn --gpu T4 --batch 8:64
     trainpace measure examples/photo_tasks.py:transformer --batch 16,32
 
-The photographs (a temple, a flower) come with scikit-learn. The task: from which of the two is this crop?
+The photographs (a temple, a flower) come with scikit-learn. The task: from which of the two is this
+crop?
 """
 
 import torch

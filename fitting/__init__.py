@@ -1,1 +1,4 @@
-"""Fits the constants of the kernel models on measured figures. Not part of the package: `python -m fitting fit` runs it."""
+"""Fits the constants of the kernel models on measured figures.
+
+Not part of the package: `python -m fitting fit` runs it.
+"""

@@ -1,12 +1,16 @@
-"""Fits fused attention on measured kernels, and says how far it errs on kernels, cards and generations that it has not seen.
+"""Fits fused attention on measured kernels, and says how far it errs on kernels, cards and
+generations that it has not seen.
 
-    python -m fitting.attention --data ../shared/data        writes src/trainpace/forecast/kernel_models/attention.json
-    python -m fitting.attention --data ../shared/data --folds    also refits without each card and each generation
+    python -m fitting.attention --data ../shared/data        writes
+    src/trainpace/forecast/kernel_models/attention.json python -m fitting.attention --data
+    ../shared/data --folds    also refits without each card and each generation
 
-Two families share what they know of cards: kernels of Ampere's instructions (FlashAttention-2, memory-efficient), and kernels
-written for Hopper and Blackwell (cuDNN, FlashAttention-3 and 4). A parameter's logarithm is a sum: shared + generation + card +
-implementation + backward pass. So a card whose backward pass was never measured gets what the pass costs where it was. A
-serving library's rows also carry its own share, start and copies into a paged cache, which training does not have.
+Two families share what they know of cards: kernels of Ampere's instructions (FlashAttention-2,
+memory-efficient), and kernels written for Hopper and Blackwell (cuDNN, FlashAttention-3 and 4). A
+parameter's logarithm is a sum: shared + generation + card + implementation + backward pass. So a
+card whose backward pass was never measured gets what the pass costs where it was. A serving
+library's rows also carry its own share, start and copies into a paged cache, which training does
+not have.
 """
 
 from __future__ import annotations
@@ -79,8 +83,10 @@ KERNELS = {
     "vllm_flashinfer_trtllmprefill": CUDNN,
     "cudnn": CUDNN,
 }
-"""The implementation of every kernel name of kernels16 that is used. TensorRT's and Triton's own are none of torch's. What
-flashinfer and TensorRT-LLM bring for Blackwell stands for cuDNN's there, with a share of its own: NVIDIA's kernels both."""
+"""The implementation of every kernel name of kernels16 that is used. TensorRT's and Triton's own
+are none of torch's. What flashinfer and TensorRT-LLM bring for Blackwell stands for cuDNN's there,
+with a share of its own: NVIDIA's kernels both.
+"""
 ON_HOPPER = {"flash_attention": FLASH3}
 ON_BLACKWELL = {"flashinfer": CUDNN}
 FAMILIES = {"ampere": (FLASH2, "efficient", "efficient_full"), "native": (CUDNN, FLASH3, FLASH4)}
@@ -91,21 +97,32 @@ START = dict(
     zip(PARAMETERS, (0.7, 4.0, 100.0, 0.5, 0.5, 1.0, 0.8, 4.0, 0.7, 0.9, 128.0), strict=True)
 )
 FREE = PARAMETERS[:-1]
-"""Rows a block are set, not fitted: 256 in the kernels for Blackwell (two tiles at a time), 128 elsewhere."""
+"""Rows a block are set, not fitted:
+
+256 in the kernels for Blackwell (two tiles at a time), 128 elsewhere.
+"""
 SHARED_SD = (1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.3, 1.0, 0.7, 0.3)
 GENERATION_SD = (0.3, 0.3, 0.3, 0.3, 0.3, 0.2, 0.15, 0.15, 0.1, 0.1)
 CARD_SD = (0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05, 0.03, 0.05)
 WAY_SD = (0.5, 0.5, 0.5, 0.5, 0.5, 0.3, 0.3, 0.5, 0.5, 0.2)
 """Of an implementation, of the backward pass, and of both together."""
 ALIKE_SD = 0.1
-"""Of the share of FlashAttention-3 and 4 beside cuDNN's: version 4 was measured with heads of 64 to 80 alone, which do not tell
-products from exponentials."""
+"""Of the share of FlashAttention-3 and 4 beside cuDNN's: version 4 was measured with heads of 64 to
+80 alone, which do not tell products from exponentials.
+"""
 LIBRARY_SD = (0.3, 0.2, 0.5, 0.7)
-"""Of a serving library's share, memory, start, and passes over keys and values that are copied into its cache."""
+"""Of a serving library's share, memory, start, and passes over keys and values that are copied into
+its cache.
+"""
 PLAIN, PLAIN_SD = ("flash_attention", "fa3", "vllm"), 0.02
-"""Libraries that call FlashAttention's kernels as they are, so that they are no slower or faster at the products themselves."""
+"""Libraries that call FlashAttention's kernels as they are, so that they are no slower or faster at
+the products themselves.
+"""
 PRIOR = 0.08
-"""Weight of the priors: residuals are in logarithms, and those of one library and card are no independent draws."""
+"""Weight of the priors:
+
+residuals are in logarithms, and those of one library and card are no independent draws.
+"""
 OUTLIER = 0.1
 MOST, EFFECTIVE = 400, 300.0
 """Kernels drawn from one library on one card, and how many of them count."""
@@ -113,9 +130,15 @@ TORCHS = 2.0
 """Weight of torch's own calls, which trainings run, beside those of serving libraries."""
 HELD_OUT = 1 / 3
 HOST_BOUND_US = 200.0
-"""Lent cards' backward passes below this took 90 to 190 microseconds whatever their size: autograd's own work on a slow host."""
+"""Lent cards' backward passes below this took 90 to 190 microseconds whatever their size:
+
+autograd's own work on a slow host.
+"""
 SHORTEST = 128
-"""Queries below which a grouped serving kernel is no training's: libraries pack several heads into a block."""
+"""Queries below which a grouped serving kernel is no training's:
+
+libraries pack several heads into a block.
+"""
 
 
 def read_rows(data: Path) -> pd.DataFrame:
@@ -199,12 +222,17 @@ CALLS = {
     "aten::_efficient_attention_forward": (0, 8, 9),
     "aten::_efficient_attention_backward": (1, 11, 14),
 }
-"""ATen's calls: where their queries, the share that is dropped, and whether (or how) they are causal stand."""
+"""ATen's calls:
+
+where their queries, the share that is dropped, and whether (or how) they are causal stand.
+"""
 
 
 def _profiled(card: str) -> pd.DataFrame:
-    """Attention inside the profiled steps of the lent cards: all kernels of a call, whose shapes are real models'. With dropout
-    cuDNN's forward pass takes twice as long, which a workload's table does not tell: left out."""
+    """Attention inside the profiled steps of the lent cards: all kernels of a call, whose shapes
+    are real models'. With dropout cuDNN's forward pass takes twice as long, which a workload's
+    table does not tell: left out.
+    """
     found = pd.read_parquet(LENT / f"{card}_step_kernels.parquet")
     found = found[found.call.isin(list(CALLS))]
     rows = {}
@@ -306,7 +334,10 @@ def block_rows(way: str, generation: str) -> float:
 
 
 def seconds(rows: Rows, logs: np.ndarray, copies: np.ndarray) -> np.ndarray:
-    """What the model says of rows under their logarithms of `FREE` (rows x parameters). copies: passes over keys and values."""
+    """What the model says of rows under their logarithms of `FREE` (rows x parameters).
+
+    copies: passes over keys and values.
+    """
     v = dict(zip(FREE, np.exp(logs).T, strict=True))
     v["block_rows"] = np.array(
         [block_rows(*key) for key in zip(rows.table.way, rows.table.generation, strict=True)]
@@ -530,7 +561,10 @@ def errors(table: pd.DataFrame, models: dict[str, Family]) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame, by: Sequence[str]) -> str:
-    """Errors in per cent: mean, median and 90th percentile of their size, and the median with its sign."""
+    """Errors in per cent:
+
+    mean, median and 90th percentile of their size, and the median with its sign.
+    """
     pct = 100 * np.expm1(rows.log_error)
     groups = rows.assign(size=pct.abs(), pct=pct).groupby(list(by))
     found = groups.agg(

@@ -1,4 +1,7 @@
-"""A measured call as the rows that a trace would have of it: it is made again on the meta device and read by `rows_of`."""
+"""A measured call as the rows that a trace would have of it:
+
+it is made again on the meta device and read by `rows_of`.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,16 @@ POSITIONAL = {
     "mean": 3,
     "linalg_vector_norm": 2,
 }
-"""Arguments behind these are given by name, which the profiler does not tell, and change no time."""
+"""Arguments behind these are given by name, which the profiler does not tell, and change no time.
+"""
 
 
 class Measured(NamedTuple):
-    """One measured piece of work: the rows of the operator table that it is made of, and how long they take together.
+    """One measured piece of work: the rows of the operator table that it is made of, and how long
+    they take together.
 
-    operator: the class of work, for weights and tables of errors. floor_us: what the timing adds to the kernels.
+    operator: the class of work, for weights and tables of errors. floor_us: what the timing adds to
+    the kernels.
     """
 
     source: str
@@ -102,7 +108,8 @@ def _collected() -> Iterator[list[Row]]:
 
 
 def rows_of_profiled(call: str, record: Mapping[str, str]) -> tuple[tuple[Row, ...], bool] | None:
-    """The rows of a call that torch.profiler saw, and whether its first tensor is channels-last; None where they cannot be told.
+    """The rows of a call that torch.profiler saw, and whether its first tensor is channels-last;
+    None where they cannot be told.
 
     record: JSON of "dims", "types", "strides" and "concrete", one entry an argument.
     """

@@ -1,7 +1,9 @@
-"""Fit the families of kernels on measured kernels: what all cards share, what a generation adds and what a card adds.
+"""Fit the families of kernels on measured kernels: what all cards share, what a generation adds and
+what a card adds.
 
-The logarithm of a constant is their sum; the last two are drawn to 0 with the spreads below, so that a card with few kernels
-stays near its generation (partial pooling). Families are fitted one by one, with all other constants as they are.
+The logarithm of a constant is their sum; the last two are drawn to 0 with the spreads below, so
+that a card with few kernels stays near its generation (partial pooling). Families are fitted one by
+one, with all other constants as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ MOST_EVALUATIONS = 20
 
 
 class Design(NamedTuple):
-    """The parameters of a family: a column for every name that all share, that a generation adds and that a card adds."""
+    """The parameters of a family:
+
+    a column for every name that all share, that a generation adds and that a card adds.
+    """
 
     names: tuple[str, ...]
     generations: tuple[str, ...]
@@ -114,8 +119,9 @@ def _in_groups(
     known: np.ndarray,
     generation_of_card: np.ndarray,
 ) -> dict[str, Pooled]:
-    """The constants by group, each with the generations whose kernels say more of one of its constants than the spread between
-    generations does."""
+    """The constants by group, each with the generations whose kernels say more of one of its
+    constants than the spread between generations does.
+    """
     shared, of_generations, of_cards = parts
     groups = np.array([group_of(name) for name in design.names])
     made = {}
@@ -133,7 +139,10 @@ def _in_groups(
 
 
 def _robust(z: np.ndarray) -> np.ndarray:
-    """Errors beyond one standard deviation count linearly: the square root of soft-L1, with its sign."""
+    """Errors beyond one standard deviation count linearly:
+
+    the square root of soft-L1, with its sign.
+    """
     return np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z**2) - 1.0))
 
 

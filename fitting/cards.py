@@ -1,6 +1,8 @@
-"""`python -m fitting.cards`: fit the families of kernels on measured kernels, and write the package's constants of cards.
+"""`python -m fitting.cards`: fit the families of kernels on measured kernels, and write the
+package's constants of cards.
 
-With --out DEVICES (a regular expression) the cards that match are left out of the fit, and their errors shown.
+With --out DEVICES (a regular expression) the cards that match are left out of the fit, and their
+errors shown.
 """
 
 from __future__ import annotations
@@ -31,14 +33,20 @@ CARDS = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/cards.
 
 
 def start_constants() -> KernelConstants:
-    """Where the fit of kernels begins: guesses for the families, the package's constants for what is not theirs."""
+    """Where the fit of kernels begins:
+
+    guesses for the families, the package's constants for what is not theirs.
+    """
     guesses = KernelConstants()
     own = {name: getattr(guesses, name) for names in FAMILIES.values() for name in names}
     return replace(fitted_constants(), **own)
 
 
 def all_kernels(data: Path, kept: Path | None = None) -> KernelRows:
-    """The measured kernels of the families: of the lent cards, of others in 16 bits, and in fp32."""
+    """The measured kernels of the families:
+
+    of the lent cards, of others in 16 bits, and in fp32.
+    """
     old = read_kernels(data)
     return joined([kernel_rows(measured_kernels(data, kept)), old.select(old.family != "")])
 

@@ -1,8 +1,10 @@
-"""Forecasts of runs on many GPUs with their model, or their whole collection, left out of the fit of the kernel constants.
+"""Forecasts of runs on many GPUs with their model, or their whole collection, left out of the fit
+of the kernel constants.
 
-Runs under tensor, pipeline or context parallelism, and those on several nodes, are never fitted on (`runs.is_usable`); their
-model's other runs are left out all the same. What a collective costs is fitted on nccl-tests alone (fitting/links.py), on none
-of these runs; the few shares of overlap in `trainpace.forecast` are documented where they stand.
+Runs under tensor, pipeline or context parallelism, and those on several nodes, are never fitted on
+(`runs.is_usable`); their model's other runs are left out all the same. What a collective costs is
+fitted on nccl-tests alone (fitting/links.py), on none of these runs; the few shares of overlap in
+`trainpace.forecast` are documented where they stand.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ NEVER_FITTED = ("megatron_papers_nemo", "bigscience_bloom", "llm_runs_and_misc")
 
 
 THINNED = {"timm_inference", "timm_train_rtx3090", "profet_aws", "ryujaehun_pytorch_gpu_benchmark"}
-"""Large collections of one card each: one run in four decides the same constants in a quarter of the time."""
+"""Large collections of one card each:
+
+one run in four decides the same constants in a quarter of the time.
+"""
 
 
 class HeldOutRun(NamedTuple):
@@ -49,7 +54,10 @@ class HeldOutRun(NamedTuple):
 
 
 def is_wanted(pair: Pair) -> bool:
-    """Runs that the benchmark is about: those on several GPUs, and the single ones that scaling is measured against."""
+    """Runs that the benchmark is about:
+
+    those on several GPUs, and the single ones that scaling is measured against.
+    """
     case = pair[0]
     if case.run.file == "lambda_aggregated":
         return family_of(case.spec) == "resnet"

@@ -1,6 +1,8 @@
-"""How well forecasts of two executions of one model are told apart: pairs of packaged measurements of one model on one card.
+"""How well forecasts of two executions of one model are told apart: pairs of packaged measurements
+of one model on one card.
 
-python -m fitting.differences      prints what `trainpace.plan.settings` holds, and how many pairs each figure is from
+python -m fitting.differences      prints what `trainpace.plan.settings` holds, and how many pairs
+each figure is from
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def _knobs(a: Execution, b: Execution) -> frozenset[str]:
 
 
 def resolutions(share: float = 0.8) -> dict[str, tuple[float, int]]:
-    """For every knob the quantile of the absolute errors of pairs that differ in it, and how many pairs there are."""
+    """For every knob the quantile of the absolute errors of pairs that differ in it, and how many
+    pairs there are.
+    """
     found: dict[str, list[float]] = {knob.name: [] for knob in SETTINGS}
     for pair in differences():
         for name, errors in found.items():
@@ -91,8 +95,9 @@ def resolutions(share: float = 0.8) -> dict[str, tuple[float, int]]:
 
 
 def several(share: float = 0.8) -> Iterator[tuple[str, float, float, int]]:
-    """Pairs that differ in several knobs, at least ten of a kind: (the knobs, the quantile of their absolute errors, the largest
-    of the knobs' own, how many)."""
+    """Pairs that differ in several knobs, at least ten of a kind: (the knobs, the quantile of their
+    absolute errors, the largest of the knobs' own, how many).
+    """
     alone = resolutions(share)
     found: dict[frozenset[str], list[float]] = {}
     for pair in differences():

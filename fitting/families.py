@@ -1,4 +1,7 @@
-"""Families of kernels: which constants decide their times together, and which measured calls belong to them."""
+"""Families of kernels:
+
+which constants decide their times together, and which measured calls belong to them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ def _each(*names: str) -> tuple[str, ...]:
 
 
 def _tiles(unit: str) -> tuple[str, ...]:
-    """Quantisation is left to whole steps: it shows in sweeps over batch sizes, and scattered kernels made ResNet-50 jump."""
+    """Quantisation is left to whole steps:
+
+    it shows in sweeps over batch sizes, and scattered kernels made ResNet-50 jump.
+    """
     return tuple(f"conv_tile_{unit}_{name}" for name in ("half_intensity", "prologue"))
 
 
@@ -64,8 +70,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 def group_of(name: str) -> str:
-    """The constants of a family that belong together, so that a card takes all of them or none: those of a unit, or of a class of
-    traffic."""
+    """The constants of a family that belong together, so that a card takes all of them or none:
+    those of a unit, or of a class of traffic.
+    """
     if name.startswith(
         ("conv_tensor", "conv_tf32", "conv_tile_tensor", "conv_misaligned", "transposes")
     ):
@@ -78,8 +85,10 @@ def group_of(name: str) -> str:
 
 
 UNDECIDED = ("grouped", "optimizer")
-"""Families whose fit erred as much on its own kernels as what whole steps had told, or more: whole steps go on deciding them. The
-lent cards' optimizers were launched by a slow host, and their groups' kernels follow rules of cuDNN that no size shows."""
+"""Families whose fit erred as much on its own kernels as what whole steps had told, or more: whole
+steps go on deciding them. The lent cards' optimizers were launched by a slow host, and their
+groups' kernels follow rules of cuDNN that no size shows.
+"""
 
 
 def family_of(rows: tuple[Row, ...]) -> str:

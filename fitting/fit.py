@@ -1,4 +1,8 @@
-"""`python -m fitting fit`: fit the kernel constants on ../shared/data and write them beside the package's code, residuals beside this file."""
+"""`python -m fitting fit`:
+
+fit the kernel constants on ../shared/data and write them beside the package's code, residuals
+beside this file.
+"""
 
 from __future__ import annotations
 

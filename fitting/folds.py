@@ -1,4 +1,7 @@
-"""Forecasts of runs that their constants were not fitted on: GPUs left out, families of models left out."""
+"""Forecasts of runs that their constants were not fitted on:
+
+GPUs left out, families of models left out.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,15 @@ from trainpace.forecast.target import FittedKernels
 
 FAMILY_FOLDS = 5
 SECOND_DEVICE = "profet_aws"
-"""The collection of whole sweeps of the same models on two cards: 5 batch sizes x 5 image sizes of 8 networks on K80 and T4."""
+"""The collection of whole sweeps of the same models on two cards:
+
+5 batch sizes x 5 image sizes of 8 networks on K80 and T4.
+"""
 THINNING = 6
-"""Of the thousands of forward passes, this part is fitted and forecast: a fold has to end in minutes."""
+"""Of the thousands of forward passes, this part is fitted and forecast:
+
+a fold has to end in minutes.
+"""
 ITERATIONS = 16
 DEVICE_FOLDS = {
     "RTX 3090": r"RTX 3090",
@@ -46,7 +55,10 @@ DEVICE_FOLDS = {
 
 
 class HeldOut(NamedTuple):
-    """One forecast of a run in its fold: what its step is made of, and whether runs of its card were in the fit."""
+    """One forecast of a run in its fold:
+
+    what its step is made of, and whether runs of its card were in the fit.
+    """
 
     run: int
     fold: str
@@ -67,10 +79,11 @@ def family_fold(spec: str) -> int:
 
 
 def held_out(data: Path, traces: Path, kept: Path, workers: int = 2) -> dict[str, list[HeldOut]]:
-    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit; and
-    {"collection": ...}: those of SECOND_DEVICE, all of it left out.
+    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family,
+    left out of the fit; and {"collection": ...}: those of SECOND_DEVICE, all of it left out.
 
-    Each fold is written to the folder `kept` when it is done, and read from there the next time: a fold takes many minutes.
+    Each fold is written to the folder `kept` when it is done, and read from there the next time: a
+    fold takes many minutes.
     """
     kept.mkdir(parents=True, exist_ok=True)
     jobs = [("device", fold, data, traces, kept) for fold in DEVICE_FOLDS]

@@ -1,8 +1,10 @@
-"""Models that a run names by their sizes alone, such as ``layers=24 hidden=2304 heads=24 vocab=51200``.
+"""Models that a run names by their sizes alone, such as ``layers=24 hidden=2304 heads=24
+vocab=51200``.
 
-They become a transformers configuration: GPT-2 with one-kernel GELU, as Megatron-LM's GPT fuses it, or the published
-configuration where the name is one that everybody knows. What a text leaves open is filled in and said: Megatron's padded
-GPT-2 vocabulary; the number of layers that makes the named size (12 h^2 parameters a layer, Narayanan et al. 2021).
+They become a transformers configuration: GPT-2 with one-kernel GELU, as Megatron-LM's GPT fuses it,
+or the published configuration where the name is one that everybody knows. What a text leaves open
+is filled in and said: Megatron's padded GPT-2 vocabulary; the number of layers that makes the named
+size (12 h^2 parameters a layer, Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ MEGATRON_VOCABULARY = 51200
 BLOOM_VOCABULARY = 250880
 """250680 tokens padded, as bigscience's configuration has it; its notes write 250k."""
 BIGSCIENCE_HEADS = {14400: 96}
-"""Heads where bigscience's notes give a hidden size alone: 96 is stated at the top of its section for 14400; runs of its final
-round that state 64 have the same time as those that state nothing."""
+"""Heads where bigscience's notes give a hidden size alone: 96 is stated at the top of its section
+for 14400; runs of its final round that state 64 have the same time as those that state nothing.
+"""
 BIGSCIENCE_USUAL_HEADS = 64
 LLAMA_2 = {
     "model_type": "llama",
@@ -169,9 +172,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_attention_heads": 64,
     },
 }
-"""Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3. SantaCoder: Ben Allal et al. 2023,
-section 5, and its released configuration; PowerLM-3B: Shen et al. 2024 and its released configuration, 3.51 B parameters;
-DeepSeek-V3, Kimi K2, GPT-OSS and Qwen3: their released configurations."""
+"""Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3.
+SantaCoder: Ben Allal et al. 2023, section 5, and its released configuration; PowerLM-3B: Shen et
+al. 2024 and its released configuration, 3.51 B parameters; DeepSeek-V3, Kimi K2, GPT-OSS and Qwen3:
+their released configurations.
+"""
 LANGUINI = {
     "activation_function": "gelu_new",
     "attn_pdrop": 0.0,
@@ -179,8 +184,9 @@ LANGUINI = {
     "resid_pdrop": 0.0,
     "tie_word_embeddings": False,
 }
-"""What languini's GPT has in place of GPT-2's (languini/projects/gpt/model.py and lib.py): no dropout, a head of its own, GELU
-written out."""
+"""What languini's GPT has in place of GPT-2's (languini/projects/gpt/model.py and lib.py): no
+dropout, a head of its own, GELU written out.
+"""
 GPT_3 = {"gpt3-175b": (96, 12288, 96), "gpt3-20b": (44, 6144, 48)}
 """Layers, hidden, heads. 175B: Brown et al. 2020, table 2.1; 20B: NeMo's own configuration of that name."""
 
@@ -195,10 +201,11 @@ class GptSize(NamedTuple):
     feedforward: int
 
     def step_flops(self, batch: int, length: int, passes: int = 4) -> float:
-        """FLOPs of `batch` sequences of `length` tokens: 24 B s L h^2 a pass (1 + s / 6h + V / 16Lh), Narayanan et al. 2021.
+        """FLOPs of `batch` sequences of `length` tokens: 24 B s L h^2 a pass (1 + s / 6h + V /
+        16Lh), Narayanan et al. 2021.
 
-        `passes` is 4 with full recomputation (one forward, one again, a backward that counts twice), as that paper and
-        bigscience count, and 3 without.
+        `passes` is 4 with full recomputation (one forward, one again, a backward that counts
+        twice), as that paper and bigscience count, and 3 without.
         """
         share = 1 + length / (6 * self.hidden) + self.vocabulary / (16 * self.layers * self.hidden)
         return 24.0 * passes * batch * length * self.layers * self.hidden**2 * share
@@ -219,7 +226,10 @@ class GptSize(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A model of stated sizes: its configuration, its GPT sizes where it is one, and what had to be assumed."""
+    """A model of stated sizes:
+
+    its configuration, its GPT sizes where it is one, and what had to be assumed.
+    """
 
     name: str
     configuration: dict[str, Any]
@@ -250,7 +260,10 @@ def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None
 
 
 def _languini(model: str, text: str, length: int) -> Named | None:
-    """languini's GPT where GPT-2's configuration can say it: heads x head_dim is the hidden size. Its LSTM is no GPT."""
+    """languini's GPT where GPT-2's configuration can say it:
+
+    heads x head_dim is the hidden size. Its LSTM is no GPT.
+    """
     heads, width, hidden = (
         _number(rf"\b{name}=(\d+)", text) or 0 for name in ("heads", "head_dim", "h")
     )
@@ -263,9 +276,12 @@ def _languini(model: str, text: str, length: int) -> Named | None:
 
 
 def gpt_size(model: str, text: str, pp: int = 1) -> tuple[GptSize, str] | None:
-    """(sizes, what was assumed), or None where the hidden size, or both layers and parameters, are missing."""
+    """(sizes, what was assumed), or None where the hidden size, or both layers and parameters, are
+    missing.
+    """
     billions = _number(r"(\d+(?:\.\d+)?)\s*[Bb]\b", model)
-    # "20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=96": of several models the part of this one alone
+    # "20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=96": of several models the part of this one
+    # alone
     parts = dict(re.findall(r"\b(\d+)B\s*[:=]\s*(.*?)(?=;|\)| vocab=|$)", text))
     text = (
         re.sub(r"\b\d+B\s*[:=]\s*.*?(?=;|\)| vocab=|$)", "", text)

@@ -1,8 +1,10 @@
-"""Time single kernels on this machine's GPU: products, attention, convolutions, norms and what stands between them.
+"""Time single kernels on this machine's GPU: products, attention, convolutions, norms and what
+stands between them.
 
-Run where a GPU is: python -m fitting.gpu_kernels OUT.parquet [--seconds 240]. Each row is one call by its median over a few
-batches of back-to-back launches between two CUDA events, on random data, after a warm-up. The figures are of short bursts:
-a card that is limited by its power runs slower in a long training, which `sustained` rows show.
+Run where a GPU is: python -m fitting.gpu_kernels OUT.parquet [--seconds 240]. Each row is one call
+by its median over a few batches of back-to-back launches between two CUDA events, on random data,
+after a warm-up. The figures are of short bursts: a card that is limited by its power runs slower in
+a long training, which `sustained` rows show.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ Case = tuple[str, str, dict[str, Any], Callable[[], Callable[[], Any]]]
 
 
 def time_call(call: Callable[[], Any], graphs: bool = True) -> tuple[float, float]:
-    """(microseconds of one call, spread of the bursts as a share of it). Short calls are replayed from a CUDA graph,
-    since the host could not launch them fast enough."""
+    """(microseconds of one call, spread of the bursts as a share of it). Short calls are replayed
+    from a CUDA graph, since the host could not launch them fast enough.
+    """
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -76,7 +79,10 @@ def _size(draw: random.Random, low: int, high: int, step: int) -> int:
 
 
 def products(draw: random.Random) -> Iterator[Case]:
-    """Matrix products in the three layouts of a linear layer: forward (TN), input gradient (NN), weight gradient (NT)."""
+    """Matrix products in the three layouts of a linear layer:
+
+    forward (TN), input gradient (NN), weight gradient (NT).
+    """
     while True:
         m, n, k = _size(draw, 64, 32768, 64), _size(draw, 64, 16384, 64), _size(draw, 64, 16384, 64)
         layout, fmt = (
@@ -146,7 +152,9 @@ def scaled_products(draw: random.Random) -> Iterator[Case]:
 
 
 def attention(draw: random.Random) -> Iterator[Case]:
-    """Scaled-dot-product attention by implementation, forward, and backward as (both - forward) is left to the reader."""
+    """Scaled-dot-product attention by implementation, forward, and backward as (both - forward) is
+    left to the reader.
+    """
     backends = {
         "flash": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -206,7 +214,9 @@ def attention(draw: random.Random) -> Iterator[Case]:
 
 
 def convolutions(draw: random.Random) -> Iterator[Case]:
-    """Convolutions by pass, number format and layout, by cuDNN's heuristics (benchmark off, torch's default)."""
+    """Convolutions by pass, number format and layout, by cuDNN's heuristics (benchmark off, torch's
+    default).
+    """
     while True:
         side, kernel = draw.choice((7, 14, 28, 56, 112)), draw.choice((1, 1, 3, 3, 5, 7))
         stride = draw.choice((1, 1, 1, 2))
@@ -367,7 +377,10 @@ _FORWARD_ONLY = {"copy", "transpose_copy"}
 
 
 def optimizers(draw: random.Random) -> Iterator[Case]:
-    """One update of many parameters: AdamW and SGD, fused and by lists (foreach, torch's default)."""
+    """One update of many parameters:
+
+    AdamW and SGD, fused and by lists (foreach, torch's default).
+    """
     while True:
         count, width = draw.choice((4, 16, 64, 200)), _size(draw, 64, 4096, 64)
         kind, way = draw.choice(("adamw", "sgd_momentum")), draw.choice(("fused", "foreach"))
@@ -408,7 +421,10 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Iterator[Case]], float]] = {
 
 
 def sustained(seconds: float) -> Iterator[dict[str, Any]]:
-    """One large product over and over: its rate in a burst, and after the card has come to its steady power."""
+    """One large product over and over:
+
+    its rate in a burst, and after the card has come to its steady power.
+    """
     for fmt in ("bf16", "tf32"):
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=DTYPES[fmt]) for _ in range(2))
         torch.backends.cuda.matmul.allow_tf32 = fmt == "tf32"

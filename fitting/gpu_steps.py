@@ -1,7 +1,9 @@
-"""Train many models for some steps on this machine's GPU: step time, memory, the host's share, and every kernel of a step.
+"""Train many models for some steps on this machine's GPU: step time, memory, the host's share, and
+every kernel of a step.
 
-Run where a GPU is: python -m fitting.gpu_steps FOLDER [--seconds 540] [--set NAME]. FOLDER gets steps.jsonl, a line a
-configuration, and kernels.parquet, a row for each distinct kernel of a profiled step, with the ATen call that launched it.
+Run where a GPU is: python -m fitting.gpu_steps FOLDER [--seconds 540] [--set NAME]. FOLDER gets
+steps.jsonl, a line a configuration, and kernels.parquet, a row for each distinct kernel of a
+profiled step, with the ATen call that launched it.
 """
 
 from __future__ import annotations
@@ -265,7 +267,11 @@ def _task(case: Case) -> Any:
 
 
 def profile(step: Any, case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Profile one step: kernels by the ATen call that launched them, the GPU's busy time and the span from first to last."""
+    """Profile one step:
+
+    kernels by the ATen call that launched them, the GPU's busy time and the span from first to
+    last.
+    """
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as start
 
@@ -343,7 +349,9 @@ def _texts(names: str, batches: tuple[int, ...], length: int, **options: Any) ->
 
 
 def wide() -> Iterator[Case]:
-    """Many models under the usual settings, one batch size that fills the card and one that does not."""
+    """Many models under the usual settings, one batch size that fills the card and one that does
+    not.
+    """
     yield from _images("resnet50 timm:vit_base_patch16_224", (64,), optimizer="sgd_momentum")
     yield from _texts("gpt2 llama-1b", (8,), 1024)
     zoo = """resnet50 resnet18 vgg16 mobilenet_v2 torchvision:densenet121 torchvision:efficientnet_b0 timm:convnext_tiny
@@ -381,7 +389,10 @@ def compiled() -> Iterator[Case]:
 
 
 def sweep() -> Iterator[Case]:
-    """The Calculator's own experiment: five networks over batch sizes 1 to 70, in fp32 with TF32 as torch sets it."""
+    """The Calculator's own experiment:
+
+    five networks over batch sizes 1 to 70, in fp32 with TF32 as torch sets it.
+    """
     for name in "vgg16 resnet50 mobilenet_v2 timm:mobilenetv1_100".split():
         yield from (
             Case(

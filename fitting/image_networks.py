@@ -1,4 +1,6 @@
-"""NVIDIA's image networks (DeepLearningExamples, PyTorch/Classification/ConvNets) by the names that its tables give them."""
+"""NVIDIA's image networks (DeepLearningExamples, PyTorch/Classification/ConvNets) by the names that
+its tables give them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ IMAGE_NETWORKS = {
     "resnext101-32x4d": "timm:resnext101_32x4d",
     "se-resnext101-32x4d": "timm:seresnext101_32x4d",
 }
-"""The same networks in timm. Left out: efficientnet-widese-*, whose squeezes are wider than timm builds them, and
-efficientnet-quant-*, trained through fake quantisation."""
+"""The same networks in timm. Left out: efficientnet-widese-*, whose squeezes are wider than timm
+builds them, and efficientnet-quant-*, trained through fake quantisation.
+"""
 
 
 def image_network(run: MeasuredRun) -> str:
@@ -22,6 +25,9 @@ def image_network(run: MeasuredRun) -> str:
 
 
 def _is_impossible(run: MeasuredRun) -> bool:
-    """On one V100 of 32 GB EfficientNet-B4 has 36 and 89 images a second, on eight 641 and 1565: 18 times as many."""
+    """On one V100 of 32 GB EfficientNet-B4 has 36 and 89 images a second, on eight 641 and 1565:
+
+    18 times as many.
+    """
     b4 = run.model_variant_or_config == "Model=efficientnet-b4"
     return b4 and run.gpu == "V100 32GB" and run.num_gpus == 1

@@ -1,4 +1,7 @@
-"""How far forecasts of held-out runs were off, by what their steps are made of: the deviations of forecast/intervals.json."""
+"""How far forecasts of held-out runs were off, by what their steps are made of:
+
+the deviations of forecast/intervals.json.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from trainpace.forecast.uncertainty import (
 )
 
 PRIOR = {"seen_card": 0.15, "new_card": 0.25}
-"""What a part's deviation is drawn towards where few runs tell, as one run of that part alone ..."""
+"""What a part's deviation is drawn towards where few runs tell, as one run of that part alone ...
+"""
 PRIOR_RUNS = 10.0
 """... this many times."""
 MANY = 50
@@ -28,8 +32,9 @@ MANY = 50
 
 
 class Error(NamedTuple):
-    """A held-out run: log(measured / forecast), the shares of its parts, was its card in the fit, its collection, and what is
-    not known of its host, which stands for itself in the interval."""
+    """A held-out run: log(measured / forecast), the shares of its parts, was its card in the fit,
+    its collection, and what is not known of its host, which stands for itself in the interval.
+    """
 
     log_error: float
     shares: Sequence[float]
@@ -41,7 +46,9 @@ class Error(NamedTuple):
 def fit_spreads(
     errors: Sequence[Error], devices: tuple[str, ...], relatedness: Relatedness
 ) -> Spreads:
-    """Deviations by maximum likelihood (Laplace's distribution, whose tails are as wide as these errors'), then the quantiles."""
+    """Deviations by maximum likelihood (Laplace's distribution, whose tails are as wide as these
+    errors'), then the quantiles.
+    """
     r = np.array([error.log_error for error in errors])
     squares = np.array([error.shares for error in errors]) ** 2
     seen = np.array([error.seen for error in errors])
@@ -68,7 +75,8 @@ def fit_spreads(
         minimize(loss, start, jac=True, bounds=[(np.log(0.02), np.log(1.0))] * len(start)).x
     )
     half = len(PARTS)
-    # a card that was left out is not known better than one that was not, whatever the few of them say
+    # a card that was left out is not known better than one that was not, whatever the few of them
+    # say
     found[1 + half :] = np.maximum(found[1 + half :], found[1 : 1 + half])
     parts = {
         name: PartSpread(
@@ -89,8 +97,9 @@ def fit_spreads(
 
 
 def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
-    """Quantiles of the errors in each step's own deviations, with the finite-sample correction; the same to either side, since
-    the sign of an error is a matter of the few cards that were left out."""
+    """Quantiles of the errors in each step's own deviations, with the finite-sample correction; the
+    same to either side, since the sign of an error is a matter of the few cards that were left out.
+    """
     standard = np.array(
         [abs(_standard(e, float(deviation(spreads, e.shares, e.seen)))) for e in errors]
     )

@@ -19,8 +19,10 @@ BY_KERNEL = ("device", "measured_ms", "floor_ms", "operator", "source", "family"
 
 
 class KernelRows(RunTable):
-    """Measured kernels. By kernel: `measured_ms`, `floor_ms` that its timing adds, its `device`, `operator`, `family` and
-    `source`; by row of the table: `kernel`, the one that it is part of."""
+    """Measured kernels. By kernel: `measured_ms`, `floor_ms` that its timing adds, its `device`,
+    `operator`, `family` and
+    `source`; by row of the table: `kernel`, the one that it is part of.
+    """
 
     kernel: np.ndarray
     floor_ms: np.ndarray
@@ -50,7 +52,10 @@ class KernelRows(RunTable):
         return part
 
     def weights(self) -> np.ndarray:
-        """Weights that sum to 1: every card has the same in every family, and every family the same."""
+        """Weights that sum to 1:
+
+        every card has the same in every family, and every family the same.
+        """
         groups = np.unique(
             np.char.add(np.char.add(self.family, "|"), self.device), return_inverse=True
         )[1]

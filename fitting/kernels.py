@@ -55,13 +55,17 @@ PER_GROUP = {
 """Kernels drawn for each GPU and operator."""
 FLOOR_QUANTILE = 0.005
 LONG = 2.5
-"""Only kernels this many times the floor: the short ones measure the event timer, 25 to 60 microseconds."""
+"""Only kernels this many times the floor:
+
+the short ones measure the event timer, 25 to 60 microseconds.
+"""
 
 
 def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset()) -> KernelRows:
     """A seeded sample of the measured kernels of all GPUs but those named.
 
-    In this file a product is (m x n) times (n x k): column n is the reduction, which its grids confirm.
+    In this file a product is (m x n) times (n x k): column n is the reduction, which its grids
+    confirm.
     """
     table = pyarrow.parquet.read_table(data / "gpu_ops_fp32.parquet")
     column: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Kernels measured on the lent H100 and H200 (fitting/data): single calls, and calls in profiled training steps."""
+"""Kernels measured on the lent H100 and H200 (fitting/data):
+
+single calls, and calls in profiled training steps.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ ELSEWHERE = (
     "nll_loss",
     "amp_",
 )
-"""Calls with a model of their own, those whose sizes the profiler does not tell, and those that launch their bulk by another."""
+"""Calls with a model of their own, those whose sizes the profiler does not tell, and those that
+launch their bulk by another.
+"""
 SHORTEST_STEP_US = 400.0
 """Optimizers were launched by the host, call by call: shorter updates measure it."""
 LEFT_OUT = ("batchnorm_fwd", "batchnorm_bwd", "embedding_bwd")
@@ -215,7 +220,8 @@ def step_calls(data: Path, card: str, seed: int = 0) -> list[Measured]:
         .reset_index()
     )
     several = per_case.call.str.contains("|".join(SEVERAL_KERNELS))
-    # a call launches each of its kernels once, or some of them several times: then their counts are multiples of the least
+    # a call launches each of its kernels once, or some of them several times: then their counts are
+    # multiples of the least
     times = per_case.least.where(per_case.most % per_case.least == 0, per_case.most)
     per_case["calls"] = times.where(several, per_case.every)
     merged = (

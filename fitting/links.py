@@ -1,10 +1,12 @@
-"""Fit the constants of links on measured collectives, and show how cards, sources and payloads that were left out are forecast.
+"""Fit the constants of links on measured collectives, and show how cards, sources and payloads that
+were left out are forecast.
 
     python -m fitting.links --data ../shared/data
 
-Rows: NCCL's collectives of kernels16.parquet (aiconfigurator's in CUDA graphs; Vidur's, PipeWeave's and Sailor's launched one by
-one) and nccl-tests of collectives.csv. Payloads are joined by powers of two, and every group of a source, card, collective and
-number of ranks weighs the same. Takes two to three minutes.
+Rows: NCCL's collectives of kernels16.parquet (aiconfigurator's in CUDA graphs; Vidur's, PipeWeave's
+and Sailor's launched one by one) and nccl-tests of collectives.csv. Payloads are joined by powers
+of two, and every group of a source, card, collective and number of ranks weighs the same. Takes two
+to three minutes.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ SHARED = (
 OWN = ("start_us", "hop_us", "efficiency")
 SWITCH = ("switch_start_us", "switch_efficiency")
 POOLED = 0.3
-"""Standard deviation of the log of a generation's figure from the mean of generations, and of a row's group from its forecast."""
+"""Standard deviation of the log of a generation's figure from the mean of generations, and of a
+row's group from its forecast.
+"""
 NOISE = 0.1
 GUESS = Generation(
     start_us=6.0, hop_us=1.0, efficiency=0.8, switch_start_us=30.0, switch_efficiency=0.7
@@ -112,7 +116,10 @@ FREE = [
 
 
 class Row(NamedTuple):
-    """One collective on one node or domain of NVLink: the median of payloads that round to one power of two."""
+    """One collective on one node or domain of NVLink:
+
+    the median of payloads that round to one power of two.
+    """
 
     source: str
     gpu: str
@@ -153,7 +160,8 @@ def _tables(file: Path) -> Iterable[Row]:
         if gpu not in NODES or size < 1024 or not line["library"].lower().startswith("nccl"):
             continue
         per_node = json.loads(line["extra"] or "{}").get("devices_per_node", ranks)
-        # bridged pairs stand apart; PipeWeave's two H100s share a third of their links, on a board of four without a switch
+        # bridged pairs stand apart; PipeWeave's two H100s share a third of their links, on a board
+        # of four without a switch
         other = "pairwise" in line["link"] or (
             source == "PipeWeave" and gpu.startswith("H100") and ranks == 2
         )
@@ -305,7 +313,9 @@ def left_out(rows: Sequence[Row], name: str, out: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """Print the errors of rows that were left out, then the fit on all, which goes into `links.CONSTANTS`."""
+    """Print the errors of rows that were left out, then the fit on all, which goes into
+    `links.CONSTANTS`.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

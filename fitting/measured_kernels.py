@@ -21,7 +21,11 @@ MEASURED_LONGER_US = 3.0
 
 
 def measured_kernels(data: Path, kept: Path | None = None, seed: int = 0) -> list[Measured]:
-    """A seeded sample. It takes minutes to make each call again on the meta device, so the answer is kept in the file `kept`."""
+    """A seeded sample.
+
+    It takes minutes to make each call again on the meta device, so the answer is kept in the file
+    `kept`.
+    """
     if kept is not None and kept.is_file():
         found: list[Measured] = pickle.loads(kept.read_bytes())
         return found

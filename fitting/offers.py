@@ -1,7 +1,8 @@
-"""Make the packaged snapshot of offers from the transcribed public catalogues: `python -m fitting.offers OFFERS.csv`.
+"""Make the packaged snapshot of offers from the transcribed public catalogues: `python -m
+fitting.offers OFFERS.csv`.
 
-Every row keeps its source with the commit, and its date where one is known. Rows that cannot be right are left out, and
-printed with the reason.
+Every row keeps its source with the commit, and its date where one is known. Rows that cannot be
+right are left out, and printed with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from trainpace.offers import Offer, write_offers
 SNAPSHOT = Path(__file__).parents[1] / "src" / "trainpace" / "offers" / "snapshot.csv"
 
 FORMS = [
-    # (GPU as transcribed, provider, instance type, device): where the provider says more than the transcription
+    # (GPU as transcribed, provider, instance type, device): where the provider says more than the
+    # transcription
     ("A100-80GB", "azure", r"NC\d+ads_A100_v4", "A100 PCIe 80GB"),
     ("A100-80GB", "hyperstack", r"n3-A100", "A100 PCIe 80GB"),
     ("A100-80GB", "runpod", r"A100-80GB_", "A100 PCIe 80GB"),
@@ -32,7 +34,10 @@ FORMS = [
     ("RTXPRO6000", "oci", r"RTXPRO", "RTX PRO 6000 Server"),
 ]
 CHEAPEST_KWH_USD = 0.04
-"""An hour that costs less than the electricity of the GPU's TDP is a mistake: catalogues have listed B200 at 0.01 dollars."""
+"""An hour that costs less than the electricity of the GPU's TDP is a mistake:
+
+catalogues have listed B200 at 0.01 dollars.
+"""
 DEAREST_HOUR_USD = 40.0
 """Per GPU; twice the highest price of a large cloud."""
 

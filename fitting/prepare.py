@@ -1,9 +1,11 @@
-"""The named collections of ../shared/data, in the columns that ``trainpace validate`` reads of any table.
+"""The named collections of ../shared/data, in the columns that ``trainpace validate`` reads of any
+table.
 
     python -m fitting.prepare --data ../shared/data --output out/prepared
 
-What a collection leaves to its readers (which batch it states, which kernels its software had, what its memory counts) is
-written into those columns, and models that it names by their sizes alone become configurations beside the table.
+What a collection leaves to its readers (which batch it states, which kernels its software had, what
+its memory counts) is written into those columns, and models that it names by their sizes alone
+become configurations beside the table.
 """
 
 from __future__ import annotations
@@ -53,14 +55,19 @@ def main() -> None:
 
 
 def prepared_case(run: MeasuredRun, data: Path, configurations: Path) -> Case:
-    """The case of a run as its collection states it. Raises `TrainpaceError` for one that cannot be forecast."""
+    """The case of a run as its collection states it.
+
+    Raises `TrainpaceError` for one that cannot be forecast.
+    """
     return case_of(prepared(run, data, configurations), data)
 
 
 def prepared(run: MeasuredRun, data: Path, configurations: Path) -> MeasuredRun:
-    """`run` with the columns that its collection implies; unchanged where its sizes make no sense, which its forecast says.
+    """`run` with the columns that its collection implies; unchanged where its sizes make no sense,
+    which its forecast says.
 
-    `data` is where ``transformers:FILE.json`` lies, `configurations` where those of models known by their sizes are written.
+    `data` is where ``transformers:FILE.json`` lies, `configurations` where those of models known by
+    their sizes are written.
     """
     run = replace(run, model_spec=_spec(run))
     try:
@@ -99,8 +106,9 @@ def prepared(run: MeasuredRun, data: Path, configurations: Path) -> MeasuredRun:
 
 
 def _spec(run: MeasuredRun) -> str:
-    """The spec that a run states, or that its collection's name for the model stands for; none for torchao's 8- and 4-bit
-    optimizers, whose kernels no trace holds."""
+    """The spec that a run states, or that its collection's name for the model stands for; none for
+    torchao's 8- and 4-bit optimizers, whose kernels no trace holds.
+    """
     if run.file == "torchao_tables" and not run.optimizer.startswith("PyTorch"):
         return ""
     return run.model_spec or image_network(run)
@@ -109,15 +117,16 @@ def _spec(run: MeasuredRun) -> str:
 def _software(run: MeasuredRun) -> dict[str, Any]:
     """The columns that follow from a run's framework, and from what its collection says of it.
 
-    NVIDIA's examples: their BERT writes its attention out under any torch (BERT/modeling.py), reduces one flat gradient after the
-    backward pass, and its "AMP" is apex level O2, which is fp16
-    throughout with fp32 master weights; their image networks have cuDNN try convolutions (ConvNets/main.py,
-    Detection/SSD/main.py). llm-foundry's tables are of 2023, with FlashAttention's first version or Triton's of the same time.
+    NVIDIA's examples: their BERT writes its attention out under any torch (BERT/modeling.py),
+    reduces one flat gradient after the backward pass, and its "AMP" is apex level O2, which is fp16
+    throughout with fp32 master weights; their image networks have cuDNN try convolutions
+    (ConvNets/main.py, Detection/SSD/main.py). llm-foundry's tables are of 2023, with
+    FlashAttention's first version or Triton's of the same time.
     """
     columns: dict[str, Any] = {}
     if _is_nemo(run) or _is_megatron(run):
-        # their kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as torch.compile would
-        # (Narayanan et al. 2021, section 4.2)
+        # their kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as
+        # torch.compile would (Narayanan et al. 2021, section 4.2)
         columns |= {
             "compile": "compile",
             "engine": "megatron_core" if _is_nemo(run) else "unoverlapped",
@@ -156,10 +165,12 @@ def _software(run: MeasuredRun) -> dict[str, Any]:
 def _software_of_collection(run: MeasuredRun) -> dict[str, Any]:
     """The columns that follow from what a collection's own scripts and pages say of its software.
 
-    languini: attention in products, mask and softmax (projects/gpt/lib.py, use_flash=False), torch.compile, hence torch 2.0 or
-    2.1, the versions of 2023; the loss is called on what the compiled model returns (train_lib/lm_trainer.py). torchao
-    (torchao/optim/README.md): "PyTorch 2.4, BF16 AMP, compiled model". fms-acceleration (scripts/benchmarks/defaults.yaml):
-    use_flash_attn, gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
+    languini: attention in products, mask and softmax (projects/gpt/lib.py, use_flash=False),
+    torch.compile, hence torch 2.0 or
+    2.1, the versions of 2023; the loss is called on what the compiled model returns
+    (train_lib/lm_trainer.py). torchao (torchao/optim/README.md): "PyTorch 2.4, BF16 AMP, compiled
+    model". fms-acceleration (scripts/benchmarks/defaults.yaml): use_flash_attn,
+    gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
     """
     if run.file == "languini_throughput":
         return {
@@ -194,10 +205,11 @@ GPUS_OF_A_DGX_A100 = 8
 
 
 def _nodes(run: MeasuredRun) -> dict[str, Any]:
-    """The nodes of NVIDIA's image networks on 16 to 64 GPUs, whose table has them in one: they are DGX A100 ("8x A100 80GB").
+    """The nodes of NVIDIA's image networks on 16 to 64 GPUs, whose table has them in one: they are
+    DGX A100 ("8x A100 80GB").
 
-    Their DDP also exchanges the gradients of every micro-batch (image_classification/training.py has no no_sync), which no
-    column can say: forecasts exchange once a step.
+    Their DDP also exchanges the gradients of every micro-batch (image_classification/training.py
+    has no no_sync), which no column can say: forecasts exchange once a step.
     """
     gpus = run.num_gpus or 1
     if (
@@ -210,7 +222,8 @@ def _nodes(run: MeasuredRun) -> dict[str, Any]:
 
 
 HOSTS = {
-    # AWS instances, one kind a card (PROFET, Lee et al. 2023, table 1): p2, p3, g3s, g4dn; A10G cards are in AWS' g5 alone
+    # AWS instances, one kind a card (PROFET, Lee et al. 2023, table 1): p2, p3, g3s, g4dn; A10G
+    # cards are in AWS' g5 alone
     "profet_aws": {
         "K80": "Xeon E5-2686 v4",
         "M60": "Xeon E5-2686 v4",
@@ -218,7 +231,8 @@ HOSTS = {
         "T4": "Xeon Platinum 8259CL",
     },
     "litgpt_flashattn_misc": {"A10G": "EPYC 7R32"},
-    # DGX-1, DGX A100, DGX H100 and their Grace successors (NVIDIA's datasheets); Selene is of DGX A100
+    # DGX-1, DGX A100, DGX H100 and their Grace successors (NVIDIA's datasheets); Selene is of DGX
+    # A100
     "nvidia_deeplearningexamples": {
         "DGX-1": "Xeon E5-2698 v4",
         "DGX-2": "Xeon Platinum 8168",
@@ -278,8 +292,9 @@ def _is_megatron(run: MeasuredRun) -> bool:
 
 
 def _is_before_bf16_optimizer(run: MeasuredRun) -> bool:
-    """BLOOM's trials kept 16-bit gradients, as in fp16, until DeepSpeed's BF16 optimizer was used from 28 February 2022 on
-    (chronicles-prequel.md, "Rebalancing layers")."""
+    """BLOOM's trials kept 16-bit gradients, as in fp16, until DeepSpeed's BF16 optimizer was used
+    from 28 February 2022 on (chronicles-prequel.md, "Rebalancing layers").
+    """
     day = re.search(r"\brow date 02-(\d+)", run.notes)
     return run.file == "bigscience_bloom" and day is not None and int(day[1]) < 28
 
@@ -302,8 +317,9 @@ def _global_batch(run: MeasuredRun) -> float | None:
 def _batches(
     run: MeasuredRun, stated: Execution, columns: dict[str, Any], assumed: list[str]
 ) -> None:
-    """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
-    NeuSight's rows on 4 GPUs state the global batch."""
+    """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as
+    there are stages; NeuSight's rows on 4 GPUs state the global batch.
+    """
     batch, pp = run.batch_per_gpu, stated.pp
     if (
         run.file == "nemo_automodel" and run.global_batch
@@ -333,8 +349,9 @@ def _parallelism(
 ) -> list[str]:
     """The words of the column `parallelism`.
 
-    torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
-    exchanges under a weight's gradient since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and so does NeMo.
+    torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations.
+    Megatron-LM hides tensor exchanges under a weight's gradient since the end of 2021 (Korthikanti
+    et al. 2022, section 4.2.2), and so does NeMo.
     """
     # fms-acceleration and fms-fsdp write FSDP in words of their own
     text = re.sub(r"^FSDP (?:full shard )?x(\d+)", r"fsdp=\1", run.parallelism)
@@ -344,7 +361,8 @@ def _parallelism(
         stages = max(1, size.layers // (stated.pp * int(layers_a_stage[1])))
         text = text.replace(layers_a_stage[0], f"vp={stages}")
     words = [text] if text else []
-    # AutoModel's benchmarks of experts (examples/benchmark/configs/*_te_deepep.yaml) set activation_checkpointing
+    # AutoModel's benchmarks of experts (examples/benchmark/configs/*_te_deepep.yaml) set
+    # activation_checkpointing
     said = "checkpointing on" in run.notes if run.file == "fms_acceleration" else False
     said |= run.file == "nemo_automodel" and stated.ep > 1
     if said or (size and _counts_recomputation(run, size)):
@@ -361,7 +379,8 @@ def _parallelism(
         words.append("ep_overlap" if _overlaps_experts(run) else "deepep")
         assumed += [] if "DeepEP" in run.notes else ["tokens sent by DeepEP"]
         if "balanced fake router" in run.notes:
-            # AutoModel's FakeBalancedGate (components/moe/layers.py) gives a token its experts in a row, which lie on one node
+            # AutoModel's FakeBalancedGate (components/moe/layers.py) gives a token its experts in a
+            # row, which lie on one node
             words.append("expert_nodes=1")
     if _is_nemo(run) or (_is_megatron(run) and "2205.05198" in run.framework_version):
         words.append("async_tp")
@@ -374,12 +393,14 @@ FULL_ITERATION_RELEASE = (26, 6)
 
 
 def _overlaps_experts(run: MeasuredRun) -> bool:
-    """Whether a recipe of Megatron-Bridge sends tokens under the computation of another micro-batch (moe_a2a_overlap=True).
+    """Whether a recipe of Megatron-Bridge sends tokens under the computation of another micro-batch
+    (moe_a2a_overlap=True).
 
-    Its scripts/performance/configs (deepseek_workload_base_configs.py, gpt_oss_workload_base_configs.py): those of DeepSeek-V3
-    and GPT-OSS in MXFP8 do so on Blackwell since they capture whole iterations, which its table of results shows from the
-    container of 26.06 on; before it DeepSeek-V3's on B200 with two chunks a stage does. Qwen3's 30B, and Kimi K2 with
-    micro-batches of two, do not.
+    Its scripts/performance/configs (deepseek_workload_base_configs.py,
+    gpt_oss_workload_base_configs.py): those of DeepSeek-V3 and GPT-OSS in MXFP8 do so on Blackwell
+    since they capture whole iterations, which its table of results shows from the container of
+    26.06 on; before it DeepSeek-V3's on B200 with two chunks a stage does. Qwen3's 30B, and Kimi K2
+    with micro-batches of two, do not.
     """
     release = re.match(r"(\d\d)\.(\d\d)", run.framework_version)
     if run.file != "megatron_bridge" or release is None or "MXFP8" not in run.notes:
@@ -391,7 +412,9 @@ def _overlaps_experts(run: MeasuredRun) -> bool:
 
 
 def _counts_recomputation(run: MeasuredRun, size: GptSize) -> bool:
-    """Does a run that says nothing of recomputation state a rate that counts four passes in its time?"""
+    """Does a run that says nothing of recomputation state a rate that counts four passes in its
+    time?
+    """
     if "ac=" in run.parallelism or not (
         run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus
     ):
@@ -401,7 +424,9 @@ def _counts_recomputation(run: MeasuredRun, size: GptSize) -> bool:
 
 
 def _step_of_rate(run: MeasuredRun, size: GptSize, data: Path) -> float | None:
-    """The step that a rate of FLOPs makes, by the formula that its source counted them with (`GptSize.step_flops`)."""
+    """The step that a rate of FLOPs makes, by the formula that its source counted them with
+    (`GptSize.step_flops`).
+    """
     try:
         execution = case_of(run, data).execution
     except TrainpaceError:

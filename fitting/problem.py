@@ -1,4 +1,7 @@
-"""The least-squares problem: logarithms of forecast over measured, for steps and single kernels, against bounded constants."""
+"""The least-squares problem:
+
+logarithms of forecast over measured, for steps and single kernels, against bounded constants.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,15 @@ FILE_WEIGHTS = {
 """Effective runs of each file: large files of one GPU should not drown small ones of many."""
 KERNEL_WEIGHT = 150.0
 PRIOR = 0.15
-"""Standard deviation of 1 / PRIOR in the logarithm around the starting constants: holds what the data do not decide."""
+"""Standard deviation of 1 / PRIOR in the logarithm around the starting constants:
+
+holds what the data do not decide.
+"""
 FAMILY_PRIOR = 2.0
-"""The same for constants that measured kernels tell: the start is what they know of a card that was not among them."""
+"""The same for constants that measured kernels tell:
+
+the start is what they know of a card that was not among them.
+"""
 OUTLIER = 0.15
 """Errors beyond this are counted linearly, not squared."""
 ITERATIONS = 28
@@ -46,7 +55,8 @@ def bounds(name: str) -> tuple[float, float]:
         "tile_tensor_prologue": (4, 600),
         "conv_tile_plain_prologue": (4, 800),
         "conv_tile_tensor_prologue": (4, 1200),
-        # an epoch of ResNet-50 in fp32 measured over batches 1 to 70 has no jump on P100, T4 and V100; above 0.3 it would
+        # an epoch of ResNet-50 in fp32 measured over batches 1 to 70 has no jump on P100, T4 and
+        # V100; above 0.3 it would
         "conv_tile_plain_quantisation": (0.02, 0.25),
         "conv_tile_plain_half_intensity": (1, 100),
         "conv_tile_tensor_half_intensity": (1, 200),
@@ -131,8 +141,9 @@ def affected(name: str) -> tuple[str, ...]:
 
 
 MEASURED = ("latency_us", "traffic_optimizer", "traffic_optimizer_fused")
-"""What profiled steps of the lent cards show directly. Left to whole steps they went to their bounds, 6 microseconds and 0.55,
-and stood for the host and for other kernels."""
+"""What profiled steps of the lent cards show directly. Left to whole steps they went to their
+bounds, 6 microseconds and 0.55, and stood for the host and for other kernels.
+"""
 FIXED_BY_KERNELS: tuple[str, ...] = (
     *sorted(
         name
@@ -143,9 +154,11 @@ FIXED_BY_KERNELS: tuple[str, ...] = (
     "compile_old_traffic",
     "compile_old_host",
 )
-"""What kernels tell of every card: work per element, and classes whose kernels are alike everywhere. Tiles and shares of
-convolutions are not among them: those of an H100 made an RTX 3090 four times too slow; other cards' are left to whole steps.
-compile_old_*: by hand, on languini's GPTs under torch 2.1 with all else as fitted without them (`fitting.runs.is_usable`)."""
+"""What kernels tell of every card: work per element, and classes whose kernels are alike
+everywhere. Tiles and shares of convolutions are not among them: those of an H100 made an RTX 3090
+four times too slow; other cards' are left to whole steps. compile_old_*: by hand, on languini's
+GPTs under torch 2.1 with all else as fitted without them (`fitting.runs.is_usable`).
+"""
 
 
 def traffic_classes(columns: dict[str, np.ndarray]) -> list[str]:

@@ -1,7 +1,9 @@
-"""`python -m fitting matmuls`: fit the model of 16- and 8-bit products on single measured kernels, and show its errors on unseen ones.
+"""`python -m fitting matmuls`: fit the model of 16- and 8-bit products on single measured kernels,
+and show its errors on unseen ones.
 
-Each card's parameters are fitted with a normal prior around its generation's, these around what all share, and both are
-estimated anew from the cards, a few times over (empirical Bayes). Then the network learns what the form leaves.
+Each card's parameters are fitted with a normal prior around its generation's, these around what all
+share, and both are estimated anew from the cards, a few times over (empirical Bayes). Then the
+network learns what the form leaves.
 """
 
 from __future__ import annotations
@@ -76,20 +78,27 @@ ERROR = 0.1
 """Scale of the logarithm of measured / form beyond which an error counts linearly."""
 ROUNDS = 3
 PER_GROUP = 2000
-"""Rows drawn for each card and library with at least LONG rows of the output, and a quarter as many with fewer."""
+"""Rows drawn for each card and library with at least LONG rows of the output, and a quarter as many
+with fewer.
+"""
 LONG, SHORTEST = 512, 64
 HIDDEN, NETWORK_STEPS, NETWORK_BATCH = 32, 8000, 2048
 UNALIGNED = {
     **dict.fromkeys(("7.0", "7.5", "8.0", "8.6", "8.9"), (0.77, 0.6, 0.46)),
     **dict.fromkeys(("9.0", "10", "12"), (0.31, 0.31, 0.17)),
 }
-"""Share of the rate that is kept where rows are multiples of 4 or 2 numbers, or odd: on an H100 and an H200 about 220, 220
-and 118 TFLOP/s where aligned products have 700 (fitting/data; later generations are taken to be alike); before, what the whole
-steps of bigscience's runs told (docs/log.md)."""
+"""Share of the rate that is kept where rows are multiples of 4 or 2 numbers, or odd: on an H100 and
+an H200 about 220, 220 and 118 TFLOP/s where aligned products have 700 (fitting/data; later
+generations are taken to be alike); before, what the whole steps of bigscience's runs told
+(docs/log.md).
+"""
 
 
 class Products(NamedTuple):
-    """n measured products: sizes, seconds, the card's name in the catalogue, and the library that ran them."""
+    """n measured products:
+
+    sizes, seconds, the card's name in the catalogue, and the library that ran them.
+    """
 
     b: np.ndarray
     m: np.ndarray
@@ -191,7 +200,10 @@ def fit_width(products: Products, width: Width) -> WidthModel:
 
 
 def centre_of(model: WidthModel, card: Device, width: Width) -> np.ndarray:
-    """What a card's parameters are expected to be from the other cards' alone: its generation's and what all share."""
+    """What a card's parameters are expected to be from the other cards' alone:
+
+    its generation's and what all share.
+    """
     logs = np.array(model.parameters.shared) + model.parameters.generations.get(
         generation_of(card), np.zeros(len(PARAMETERS))
     )
@@ -206,7 +218,8 @@ def fit_card(
 ) -> np.ndarray:
     """Logarithms of a card's parameters, with a normal prior around `centre`."""
     log_measured, weight = np.log(products.seconds), np.where(products.m >= LONG, 1.0, 0.5)
-    # errors of one library's products go together: no card has more than a few hundred independent ones
+    # errors of one library's products go together: no card has more than a few hundred independent
+    # ones
     weight = weight * np.sqrt(min(1.0, 400 / len(weight)))
 
     def residuals(x: np.ndarray) -> np.ndarray:
@@ -240,12 +253,16 @@ def figures_at(
 
 
 def pooled(cards: Sequence[Device], own: dict[str, np.ndarray], width: Width) -> WidthModel:
-    """What cards share, what their generations add, and what is left to each: ridge regression of all cards' parameters."""
+    """What cards share, what their generations add, and what is left to each:
+
+    ridge regression of all cards' parameters.
+    """
     generations = sorted({generation_of(card) for card in cards})
     n, g = len(cards), len(generations)
     place = np.array([generations.index(generation_of(card)) for card in cards])
     power = np.array([fed(card, peak(card, width)) for card in cards])
-    # unknowns: shared, generations, and for the share of the rate the slope of power, shared and of each generation
+    # unknowns: shared, generations, and for the share of the rate the slope of power, shared and of
+    # each generation
     design = np.zeros((n, 2 + 2 * g))
     design[:, 0], design[:, 1] = 1.0, power
     design[np.arange(n), 2 + place] = 1.0

@@ -1,10 +1,12 @@
-"""`python -m fitting public-journal`: package the measurements whose licence lets them be shared, each with the forecast of this version.
+"""`python -m fitting public-journal`: package the measurements whose licence lets them be shared,
+each with the forecast of this version.
 
-    PYTHONPATH=.:.zoo:tests/shims python -m fitting.public_journal --data ../shared/data --traces out/traces
+    PYTHONPATH=.:.zoo:tests/shims python -m fitting.public_journal --data ../shared/data --traces
+    out/traces
 
-Writes `public_runs.json.gz`, `traces.json.xz` and `SOURCES.md` into src/trainpace/evidence. The traces are kept in --traces, so
-that after a change of the constants the same command takes a minute or two; the first time models are traced, for some twenty.
-The same input gives the same bytes.
+Writes `public_runs.json.gz`, `traces.json.xz` and `SOURCES.md` into src/trainpace/evidence. The
+traces are kept in --traces, so that after a change of the constants the same command takes a minute
+or two; the first time models are traced, for some twenty. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ USUAL = re.compile(
     r"timm:(resnet(18|50|101)|vit_(tiny|small|base|large)_patch16_224|deit_base_patch16_224|convnext_(tiny|base)"
     r"|swin_(tiny|base)_patch4_window7_224|efficientnet_b[04]|mobilenetv2_100|mobilenetv3_large_100|densenet121|regnety_032)"
 )
-"""Of timm's forward passes, thousands on two cards, those of usual models are packaged and one in `ONE_OF` of the rest."""
+"""Of timm's forward passes, thousands on two cards, those of usual models are packaged and one in
+`ONE_OF` of the rest.
+"""
 ONE_OF = 10
 ANOTHER_MODEL = "what bears its name today is another model than the measured one."
 
@@ -249,9 +253,11 @@ def package(
                     continue
                 workloads[key], conditions[run.id] = workload, stated
                 fitted = is_usable(case) and usable([(case, workload)]) != []
-                # the two constants of torch.compile before 2.2 were set on Languini's steps (fitting.runs.is_usable)
+                # the two constants of torch.compile before 2.2 were set on Languini's steps
+                # (fitting.runs.is_usable)
                 fitted |= run.collection == "languini_throughput" and case.execution.compile
-                # the deviation of steps with divided experts was set on all of them; BLOOM's heads of 150 numbers set MISALIGNED
+                # the deviation of steps with divided experts was set on all of them; BLOOM's heads
+                # of 150 numbers set MISALIGNED
                 fitted |= workload.has_experts or run.collection == "bigscience_bloom"
                 run = replace(run, in_fit=fitted, model_kind=model_kind(workload))
                 signature = signature_of(workload, case.execution.precision)

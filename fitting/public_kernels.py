@@ -1,5 +1,6 @@
-"""Kernels that others measured (kernels16.parquet, liger_kernels.csv; kernels16.md tells how): norms, what stands between
-products, embeddings, convolutions."""
+"""Kernels that others measured (kernels16.parquet, liger_kernels.csv; kernels16.md tells how):
+norms, what stands between products, embeddings, convolutions.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,9 @@ _SOURCES = {
 
 
 def kernels16(file: Path, seed: int = 0) -> list[Measured]:
-    """A seeded sample of the single calls of kernels16.parquet that are neither products, attention nor communication."""
+    """A seeded sample of the single calls of kernels16.parquet that are neither products, attention
+    nor communication.
+    """
     wanted = [
         ("source", "in", [*_SOURCES, "DeepBench", "MIOpen find-db"]),
         ("gpu", "in", list(CARDS)),
@@ -166,7 +169,9 @@ def kernels16(file: Path, seed: int = 0) -> list[Measured]:
 
 
 def _convolution(record: dict[str, Any]) -> tuple[Row, ...]:
-    """MIOpen's dilated ones have no place in the operator table, nor have sizes that contradict each other."""
+    """MIOpen's dilated ones have no place in the operator table, nor have sizes that contradict
+    each other.
+    """
     extra = json.loads(record["extra"] or "{}")
     if extra.get("dil", "1x1") != "1x1" or any(
         pd.isna(record[name]) for name in ("conv_r", "conv_s", "conv_groups")
@@ -218,7 +223,9 @@ def _rows(record: dict[str, Any]) -> tuple[Row, ...]:
 def rows_of_function(
     function: Callable[[torch.Tensor], Any], m: int, width: int, dtype: torch.dtype, backward: bool
 ) -> tuple[Row, ...]:
-    """The rows of a function of an m x width tensor, or of its gradient by everything that wants one."""
+    """The rows of a function of an m x width tensor, or of its gradient by everything that wants
+    one.
+    """
 
     def make() -> Callable[[], Any]:
         x = torch.empty(m, width, device="cuda", dtype=dtype, requires_grad=backward)

@@ -1,4 +1,7 @@
-"""What the errors of held-out forecasts have in common: the shares of `forecast/uncertainty.py`, by maximum likelihood."""
+"""What the errors of held-out forecasts have in common:
+
+the shares of `forecast/uncertainty.py`, by maximum likelihood.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,18 @@ SHARES = (
 )
 SCALES = ("batch_scale", "time_scale", "shares_scale")
 START = (*(0.0 for _ in SHARES), 1.5, 0.7, -1.0)
-"""Equal shares (as softmax has them); scales of four factors of e between batch sizes, two between step times, and a third of
-the distance between a step of one part alone and one without it."""
+"""Equal shares (as softmax has them); scales of four factors of e between batch sizes, two between
+step times, and a third of the distance between a step of one part alone and one without it.
+"""
 BOUNDS = [*((-4.0, 4.0) for _ in SHARES), (-1.0, 4.0), (-1.0, 2.0), (-2.5, 1.0)]
 PRIOR_WEIGHT = 0.05
 
 
 def fit_relatedness(collections: Mapping[str, Sequence[Observed]]) -> Relatedness:
-    """The shares under which each collection's errors, those of one user, are likeliest. A collection has to be of one kind of
-    fold: a run that was held out twice is no second run."""
+    """The shares under which each collection's errors, those of one user, are likeliest. A
+    collection has to be of one kind of
+    fold: a run that was held out twice is no second run.
+    """
     blocks = [_evenly(runs) for runs in collections.values()]
     readers = [
         (Posterior(block, _relatedness(np.array(START))), block) for block in blocks if block

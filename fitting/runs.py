@@ -1,4 +1,6 @@
-"""Measured runs as one long operator table, so that all of them are evaluated in a few array expressions."""
+"""Measured runs as one long operator table, so that all of them are evaluated in a few array
+expressions.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ Pair = tuple[Case, Workload]
 
 
 def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
-    """Every measured run that has a traced workload (`trainpace validate` leaves the traces) and, if `timed`, a time."""
+    """Every measured run that has a traced workload (`trainpace validate` leaves the traces) and,
+    if `timed`, a time.
+    """
     pairs, loaded = [], {}
     every = [run for name in FILES for run in read_runs(data / name)]
     for index, run in enumerate(every):
@@ -68,7 +72,10 @@ def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
 
 
 def usable(pairs: Sequence[Pair]) -> list[Pair]:
-    """The runs to fit on: a third of the thousands of forward passes decides the same constants in a third of the time."""
+    """The runs to fit on:
+
+    a third of the thousands of forward passes decides the same constants in a third of the time.
+    """
     chosen = [pair for pair in pairs if is_usable(pair[0])]
     return [
         pair
@@ -80,8 +87,8 @@ def usable(pairs: Sequence[Pair]) -> list[Pair]:
 def is_usable(case: Case) -> bool:
     """Is the run what its spec says, and on one card or with communication that hides?
 
-    languini's compiled steps decide the two constants of torch before 2.2 (`compile_old_*`) and nothing else: in a fit of all
-    constants they doubled `compile_host` for everybody.
+    languini's compiled steps decide the two constants of torch before 2.2 (`compile_old_*`) and
+    nothing else: in a fit of all constants they doubled `compile_host` for everybody.
     """
     e = case.execution
     if case.run.file == "languini_throughput" and e.compile:
@@ -94,8 +101,8 @@ def is_usable(case: Case) -> bool:
 def is_same_model(case: Case) -> bool:
     """Is the measured model the one that its spec builds today?
 
-    Keras' AlexNet is another network; timm maps ig_resnext101_32x32d to a smaller model, and its TResNets had other
-    normalisations.
+    Keras' AlexNet is another network; timm maps ig_resnext101_32x32d to a smaller model, and its
+    TResNets had other normalisations.
     """
     name = case.spec.rpartition(":")[2]
     return not (
@@ -106,7 +113,9 @@ def is_same_model(case: Case) -> bool:
 
 
 class Columns(SimpleNamespace):
-    """Columns of an operator table, as a kernel table reads them, without the checks of a workload's."""
+    """Columns of an operator table, as a kernel table reads them, without the checks of a
+    workload's.
+    """
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -128,7 +137,10 @@ SAME_RATE = 1e-6
 
 
 class Chunk(NamedTuple):
-    """Rows of a table that run on one device in one precision. `table` holds those that differ, row i at `place[i]`."""
+    """Rows of a table that run on one device in one precision.
+
+    `table` holds those that differ, row i at `place[i]`.
+    """
 
     rows: np.ndarray
     place: np.ndarray
@@ -315,8 +327,9 @@ class RunTable:
 
     @cached_property
     def chunks(self) -> list[Chunk]:
-        """The rows of one device, precision and compilation together: small enough for a processor's cache, and of one set of
-        rates."""
+        """The rows of one device, precision and compilation together: small enough for a
+        processor's cache, and of one set of rates.
+        """
         group = 2 * self.device_row + self.compiled
         order = np.argsort(group, kind="stable")
         _, starts = np.unique(group[order], return_index=True)
@@ -361,7 +374,9 @@ class RunTable:
         return made
 
     def device_s(self, c: KernelConstants, cards: CardConstants | None = None) -> np.ndarray:
-        """Seconds of every row on its device, with the table's constants of cards where no others are given."""
+        """Seconds of every row on its device, with the table's constants of cards where no others
+        are given.
+        """
         seconds = np.zeros(len(self.batch))
         for chunk in self.chunks:
             seconds[chunk.rows] = chunk.device_s(c, self.cards if cards is None else cards)
@@ -389,7 +404,9 @@ class RunTable:
         return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
-        """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
+        """How much slower the run's software and CPU launch than today's torch on the host that the
+        constants stand for.
+        """
         slow = [self.host == name for name in SLOW_HOSTS]
         return np.select(slow, [getattr(c, name) for name in SLOW_HOSTS], 1.0) * self.cpu_factor
 
@@ -401,7 +418,9 @@ class RunTable:
         )
 
     def step_ms(self, device_ms: np.ndarray, c: KernelConstants) -> np.ndarray:
-        """Steps from device times (runs x phases), as `forecast.step` assembles them, communication left out."""
+        """Steps from device times (runs x phases), as `forecast.step` assembles them, communication
+        left out.
+        """
         together = together_ms(device_ms, self.host_ms(c))
         start = c.host_step_us * 1e-3 * self.host_factor(c)
         total: np.ndarray = (

@@ -1,4 +1,4 @@
-"""An answer of every kind, made by the real verbs from small invented nouns, as a page; under a name that attacks the page."""
+"""Pages with an answer of every kind, made by the real commands from small invented records under a hostile name."""
 
 import datetime
 import tempfile
@@ -57,7 +57,7 @@ HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.
 
 
 def traced():
-    """A real trace, with the moments of its step."""
+    """A real trace with the memory over its step."""
     return replace(load_workload("mobilenet_v2", ("fp32",)), model=HOSTILE)
 
 
@@ -96,7 +96,7 @@ def a_forecast():
 
 
 def near_to(one):
-    """What others measured near to a sweep, from sources with hostile names; and the nearest of what is not near."""
+    """Public runs near to a sweep, from sources with hostile names, and the closest run that is not near."""
     asked_for = one.forecaster.workload, one.rows[0].execution, one.forecaster.target.cluster.device
     found = nearest(*asked_for)
     run = replace(
@@ -121,7 +121,7 @@ def nothing_fits():
 
 
 def measured(batches=range(1, 41), jump_at=17):
-    """Two probes of every batch size, whose step jumps by a half, with noise of 1 %."""
+    """Two probes of every batch size, with a jump by half and noise of 1 %."""
     rng, found = np.random.default_rng(1), []
     for batch in batches:
         for _ in range(2):
@@ -171,7 +171,7 @@ def a_diagnosis():
 
 
 def a_trace():
-    """Two ranks' traces, with kernels and a device of hostile names."""
+    """Traces of two ranks, with hostile kernel and device names."""
     kernels = ((HOSTILE, 10.0, 100.0, 4100.0), (ALL_REDUCE, 20.0, 3100.0, 9100.0))
     with tempfile.TemporaryDirectory() as made:
         for rank in (0, 1):

@@ -1,6 +1,6 @@
-"""`trainpace` with every file that Python opens, removes or renames, and every process that it starts, written down.
+"""Run `trainpace` and log every file that Python opens, removes or renames and every process that it starts.
 
-``python audited.py LOG ARGUMENTS...``; an SQLite file is opened by the library itself and told by sqlite3.connect.
+``python audited.py LOG ARGUMENTS...``. SQLite opens its file in C code, so sqlite3.connect reports it.
 """
 
 import os

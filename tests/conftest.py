@@ -10,35 +10,34 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# tests keep nothing in the user's own journal, and find no profile there
+# Tests neither write to the user's journal nor read a profile from it.
 DATA_HOME = os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
-os.environ["TRAINPACE_TRACES"] = "off"  # tests of tracing trace
+os.environ["TRAINPACE_TRACES"] = "off"  # Tests of tracing do not use packaged traces.
 os.environ.pop("TRAINPACE_JOURNAL", None)
-# two test processes whose steps take two threads each, on two cores, wait for the scheduler in every parallel region
+# Two test processes with two threads each on two cores would wait for the scheduler in every parallel region.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# commands that tests start find bytecode, as users' do; compiling the modules anew takes as long as a forecast
+# Commands started by tests find bytecode, as users' commands do. Compiling all modules takes as long as a forecast.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# a shell's background jobs ignore Ctrl-C, under nohup also a closed terminal, and so would every command that a test ends
+# Background jobs of a shell ignore Ctrl-C (and SIGHUP under nohup), and so would every command that a test interrupts.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
-# a busy machine is no reason to fail: nothing here is a timed test
+# A busy machine must not fail tests: none of them is timed.
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trainpace")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run in one process, one after another; pages of the documentation wherever there is room, since a page
-    takes a minute or two."""
+    """Run the tests of a file in one process, but distribute documentation pages freely: each takes a minute or two."""
     from xdist.scheduler import LoadFileScheduling
 
     class PagesApart(LoadFileScheduling):
         def _split_scope(self, nodeid):
             return (
                 nodeid
-                if "test_a_page_does_what_it_shows" in nodeid
+                if "test_page_commands_print_shown_output" in nodeid
                 else super()._split_scope(nodeid)
             )
 
@@ -46,7 +45,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_setup():
-    """Answers are as wide as in a log, whatever terminal the tests are started in."""
+    """Make the output as wide as in a log, in any terminal."""
     os.environ.pop("COLUMNS", None)
 
 

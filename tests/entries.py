@@ -1,4 +1,4 @@
-"""Runs for the tests of the journal, plain ones and strange ones."""
+"""Runs for tests of the journal, both ordinary and unusual."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""A language model with experts: grouped products as transformers 5 makes them, or a loop over experts."""
+"""A language model with experts, as grouped matmuls like transformers 5 or as a loop over experts."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,7 +10,7 @@ TOKENS, WIDTH, INNER, EXPERTS, CHOSEN, LAYERS, WORDS = 16, 32, 48, 8, 2, 4, 97
 
 
 class Experts(nn.Module):
-    """Top-k routing and grouped products, as transformers 5 makes them."""
+    """Top-k routing and grouped matmuls like transformers 5."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Experts(nn.Module):
 
 
 class Loop(Experts):
-    """A product for each expert that has tokens."""
+    """One matmul for each expert that has tokens."""
 
     def forward(self, x, chosen, weights):
         out = torch.zeros_like(x)

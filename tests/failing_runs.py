@@ -1,10 +1,10 @@
-"""A training run fault by fault, to hold closed forms against."""
+"""Simulation of a training run fault by fault, to check closed forms."""
 
 import random
 
 
 def simulated_s(work_s, segments, checkpoint_s, interruptions, rng: random.Random):
-    """Wall-clock seconds of one run. interruptions: (mean time between, restart) pairs."""
+    """Return the wall-clock seconds of one run. `interruptions` are (mean time between, restart) pairs."""
     rate = sum(1 / mean for mean, _ in interruptions)
     weights = [1 / mean for mean, _ in interruptions]
     clock, length = 0.0, work_s / segments + checkpoint_s
@@ -22,6 +22,6 @@ def simulated_s(work_s, segments, checkpoint_s, interruptions, rng: random.Rando
 
 
 def mean_simulated_s(runs, seed, *case):
-    """The mean of many runs."""
+    """Return the mean of many runs."""
     rng = random.Random(seed)
     return sum(simulated_s(*case, rng) for _ in range(runs)) / runs

@@ -1,4 +1,4 @@
-"""Requests that no browser sends, as bytes: reproducible by their seed."""
+"""Requests that no browser sends, as bytes. The seed makes them reproducible."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ METHODS = ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "GET\t", "get
 
 
 def requests(count: int, port: int, seed: int = 1) -> Iterator[tuple[str, bytes]]:
-    """(what it tries, the bytes)."""
+    """Yield (kind of attack, request bytes)."""
     rng = random.Random(seed)
     kinds = {
         "traversal": _traversal,
@@ -181,7 +181,7 @@ UNFINISHED = ("noise", "cut short")
 
 
 def send(port: int, data: bytes, kind: str = "", timeout_s: float = 60.0) -> int | None:
-    """The status of the answer; None where the server closed without one."""
+    """Return the status of the answer, or None if the server closed without one."""
     with socket.create_connection(("127.0.0.1", port), timeout_s) as opened:
         answer = b""
         try:

@@ -1,4 +1,4 @@
-"""Ctrl-C in this process, as soon as something has happened."""
+"""Send Ctrl-C to this process as soon as a condition holds."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-# It may come between the opening of a file and the `with` that closes it; the file is then closed with a warning.
+# Ctrl-C may arrive between the opening of a file and the `with` that closes it. The file is then closed with a warning.
 may_leave_a_file_open = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning"
 )

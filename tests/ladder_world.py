@@ -1,4 +1,4 @@
-"""A made world for climbs: every setup has a step time and a loss curve, and nothing is really trained."""
+"""A simulated world for climbs: every setup has a step time and a loss curve, without real training."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LOSSES = tuple(0.7 * math.exp(-i / 30) for i in range(40))
 def forecast_of_ms(
     ms: float | None, low: float | None = None, high: float | None = None, **execution
 ) -> Forecast:
-    """A forecast of a step that is all forward."""
+    """A forecast of a step that consists of the forward pass."""
     from trainpace.core.outcome import StepTime
 
     step = None if ms is None else StepTime(forward_ms=ms)
@@ -44,7 +44,7 @@ def forecast_of_ms(
 
 
 def result(ms: float, losses=LOSSES) -> TrialResult:
-    """A trial of steps that all take as long."""
+    """A trial whose steps all take the same time."""
     return TrialResult(
         step_ms=(ms,) * 9,
         data_wait_ms=(ms / 2,) * 9,
@@ -60,7 +60,7 @@ def result(ms: float, losses=LOSSES) -> TrialResult:
 
 
 class World:
-    """`ms_of` gives a setup's step, or a FailedTrial, or a TrialResult. What was asked of it stands in its lists."""
+    """`ms_of` returns a setup's step time, a FailedTrial or a TrialResult. The lists record all calls."""
 
     def __init__(self, ms_of: Callable[[Setup], float | FailedTrial | TrialResult]) -> None:
         self.ms_of = ms_of
@@ -98,12 +98,12 @@ class World:
 
 
 def ladder(*rungs: Rung, **options) -> Ladder:
-    """Of a task that has no file, so that there is no code to look at."""
+    """A ladder of a task without a file, so there is no code to inspect."""
     return Ladder(
         start=Setup(task="resnet18", execution=Execution(micro_batch=16)), rungs=rungs, **options
     )
 
 
 def rung(title: str, **changes) -> Rung:
-    """Precomputed where no change is given."""
+    """A rung. Without changes it precomputes."""
     return Rung(title=title, changes=changes, precompute="" if changes else "train.py:photos")

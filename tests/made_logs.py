@@ -1,4 +1,4 @@
-"""Trails as a watched run would leave them, with times in whole milliseconds."""
+"""Handmade event logs of a watched run, with times in whole milliseconds."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def write_process(
     parts=None,
     **more,
 ):
-    """One training process. `bounds`: where steps begin and end; `spans`: (part, name, start, end, depth) by step."""
+    """Write one training process. `bounds`: starts and ends of steps; `spans`: (part, name, start, end, depth) by step."""
     path = folder / f"process-{pid}-{host}.trail"
     header = {
         "role": "process",
@@ -66,7 +66,7 @@ def write_process(
 
 
 def write_worker(folder, worker, fetches, *, parent=100, pid=200, host="here"):
-    """One worker process. `fetches`: (start, end)."""
+    """Write one worker process. `fetches`: (start, end)."""
     path = folder / f"worker-{parent}-{worker}-{pid}.trail"
     log = EventLogWriter(
         str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
@@ -78,7 +78,7 @@ def write_worker(folder, worker, fetches, *, parent=100, pid=200, host="here"):
 
 
 def simple_run(folder, steps=20, first=0, **options):
-    """Steps of 10 ms: 4 ms of waiting, 1 ms of nothing named, 3 ms forward, 2 ms backward."""
+    """Write steps of 10 ms: 4 ms of waiting, 1 ms without a name, 3 ms forward, 2 ms backward."""
     spans = [
         [
             ("data", "next batch", t, t + 4, 0),
@@ -91,6 +91,6 @@ def simple_run(folder, steps=20, first=0, **options):
 
 
 def read_log(data):
-    """(header, records in order) of a trail's bytes."""
+    """Return (header, records in order) of an event log."""
     line, newline, _ = data.partition(b"\n")
     return read_header(line + newline), list(records_from(data, len(line) + 1))

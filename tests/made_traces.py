@@ -1,4 +1,4 @@
-"""Traces as torch.profiler writes them on a GPU, and exports as Nsight Systems writes them: small, with times that are chosen."""
+"""Small traces with chosen times, as torch.profiler writes them on a GPU and as Nsight Systems exports them."""
 
 import gzip
 import json
@@ -15,8 +15,10 @@ PID = 4242
 
 
 class Work(NamedTuple):
-    """A step in microseconds from its beginning: (name, start, end) of what the host and the device do. A kernel has the time of
-    its launch too. `length`: from this step to the next."""
+    """A step in microseconds from its start: (name, start, end) of host and device work.
+
+    A kernel also has its launch time. `length`: time from this step to the next.
+    """
 
     length: float
     kernels: tuple[tuple[str, float, float, float], ...] = ()
@@ -27,7 +29,7 @@ class Work(NamedTuple):
 
 
 def events_of(work, steps=8, clock_us=CLOCK_US, step_name="ProfilerStep#{}"):
-    """The events of steps one after another, each with the same work."""
+    """Return the events of consecutive steps with the same work."""
     events, number = [], 1
     for step in range(steps):
         zero = clock_us + step * work.length
@@ -101,7 +103,7 @@ def write(path, trace):
     return path
 
 
-# a step of 10 ms each: what the device computes, what it exchanges, and why it is idle
+# Steps of 10 ms each with different device work, communication and reasons for idle time.
 COMPUTING = Work(
     10_000.0,
     kernels=(
@@ -163,7 +165,7 @@ CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER
 
 
 def write_nsight(path, works, steps=8, nvtx="step {}"):
-    """An export in which each of `works` is a process."""
+    """Write an export in which each of `works` is a process."""
     strings: dict[str, int] = {}
 
     def key(name):

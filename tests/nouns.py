@@ -1,4 +1,4 @@
-"""Small examples of every noun, for the tests."""
+"""Small examples of every record type for the tests."""
 
 import numpy as np
 from msgspec.structs import replace
@@ -51,7 +51,7 @@ def operators(m=4096, n=4096, k=4096, half=False) -> Operators:
 
 
 def blocks(count=4) -> Blocks:
-    """Of a transformer whose only row inside of the blocks is the first."""
+    """Blocks of a transformer whose only row inside the blocks is the first."""
     return Blocks(
         module="layers",
         count=count,
@@ -100,7 +100,7 @@ HIDDEN, TOKENS, VOCABULARY, HEADS, LAYERS = 1024, 512, 8192, 16, 8
 
 
 def _stacked_form(half: bool, h: int) -> TracedForm:
-    """LAYERS blocks of a column product, fused attention over it, a row product and a norm, between embedding and head."""
+    """LAYERS blocks of a column matmul, fused attention, a row matmul and a norm, between embedding and head."""
     size, t = (2 if half else 4), TOKENS
     rows: list[tuple] = []  # kind, function, phase, role, count, dims, flops, read, written
 
@@ -235,7 +235,7 @@ def stacked(hidden: int = HIDDEN) -> Workload:
 
 
 def forecast(workload, execution, cluster, schedule=None, model=None, host_factor=1.0):
-    """One forecast by a forecaster of its own; `model` is a machine's calibration."""
+    """One forecast by its own forecaster. `model` is the calibration of a machine."""
     kernels = FittedKernels(host_factor=host_factor) if model is None else CalibratedKernels(model)
     priced = replace(ASSUMED, price_usd_per_device_hour=cluster.price_usd_per_device_hour)
     alone = Forecaster(workload, Target(cluster, kernels)).forecast(execution)
@@ -259,7 +259,7 @@ def measurement() -> Measurement:
 
 
 def timed_products(n=60, slowdown=1.5, noise=0.02, seed=0) -> OperatorTimings:
-    """Matrix products that take `slowdown` times the roofline."""
+    """Matmuls that take `slowdown` times the roofline."""
     draw = np.random.default_rng(seed)
     sizes = np.exp(draw.uniform(np.log(32), np.log(4096), (n, 3)))
     dims = np.zeros((n, 16))
@@ -284,7 +284,7 @@ def timed_products(n=60, slowdown=1.5, noise=0.02, seed=0) -> OperatorTimings:
 
 
 def at_peak(memory: MemoryProfile, batch: int) -> tuple[float, float]:
-    """(gradient bytes, activation bytes) at the moment of a step where most is alive."""
+    """Return (gradient bytes, activation bytes) at the peak memory of a step."""
     activation = memory.peaks[:, 1] + memory.peaks[:, 2] * batch
     peak = int(np.argmax(memory.peaks[:, 0] + activation))
     return float(memory.peaks[peak, 0]), float(activation[peak])

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, in a temporary folder, on a Unix socket only."""
+"""A private PostgreSQL server in a temporary folder, reachable only through a Unix socket."""
 
 import os
 import pwd
@@ -13,7 +13,7 @@ FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 def binary(name):
-    """The program, or None where PostgreSQL is not installed."""
+    """Return the program, or None if PostgreSQL is not installed."""
     found = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda p: int(p.parts[-3])
     )
@@ -22,7 +22,7 @@ def binary(name):
 
 @contextmanager
 def server(settings=FAST):
-    """Start a server; gives the URL of a database by its name."""
+    """Start a server. Yield a function that returns the URL of a database by name."""
     owner = pwd.getpwnam("postgres") if os.getuid() == 0 else None  # PostgreSQL refuses root
 
     def run(*command):

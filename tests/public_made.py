@@ -1,10 +1,10 @@
-"""A small made public journal, for tests that need to know what is in it."""
+"""A small handmade public journal with known contents."""
 
 from trainpace.forecast import PublicRun
 
 
 def public(model="resnet50", device="T4", ms=100.0, forecast_ms=110.0, **fields):
-    """A run whose forecast's interval is a fifth to either side."""
+    """A run whose forecast interval is 20 % to either side."""
     ends = (None, None) if forecast_ms is None else (0.8 * forecast_ms, 1.2 * forecast_ms)
     usual = {
         "id": "0a1b2c3d4e",

@@ -1,4 +1,4 @@
-"""Answers of verbs as sections, from made-up records: the same figures on every machine."""
+"""Answers of commands as sections, from handmade records: the same figures on every machine."""
 
 import datetime
 from functools import partial
@@ -87,7 +87,7 @@ def foreseen(gpu, batch, ms, gib=None, fits=True, **more):
 
 
 def forecasts(rows, model=None, **more):
-    """Made-up rows as an answer, of a workload that no forecaster has seen."""
+    """Handmade rows as an answer, of a workload without a forecaster."""
     forecaster = SimpleNamespace(workload=model or workload())
     sweep = Sweep(forecaster, rows, rows[0].execution)
     return Forecasts(rows=tuple(rows), jumps=more.pop("jumps", {}), sweeps=(sweep,), **more)

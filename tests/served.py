@@ -1,4 +1,4 @@
-"""The dashboard as users start it: the command, in a process of its own, on a free port."""
+"""The dashboard as users start it: the command in its own process, on a free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Served(NamedTuple):
-    """Where it is, the token of its address (empty: none), its process and its data folder."""
+    """Address, URL token (empty: none), process and data folder of a dashboard."""
 
     base: str
     token: str
@@ -28,7 +28,7 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, log: Path | None = None) -> Iterator[Served]:
-    """`folder` becomes the user's data folder, with the journal in it; `log`: what it opens is written there (audited.py)."""
+    """`folder` becomes the user's data folder with the journal; audited.py writes opened files to `log`."""
     environment = {
         **os.environ,
         "XDG_DATA_HOME": str(folder),

@@ -1,4 +1,4 @@
-"""Precomputed folders without worker processes, and dataset files for those with."""
+"""Precomputed folders made without worker processes, and dataset files for worker processes."""
 
 from trainpace.core.records import save
 from trainpace.shards.files import (
@@ -40,7 +40,7 @@ def broken_at_7_and_50():
 
 
 def write_folder(place, samples, shard_samples, group_rows, bad=()):
-    """`samples` as a finished folder; those at the positions in `bad` are set aside."""
+    """Write `samples` as a finished folder. Positions in `bad` are skipped."""
     place.mkdir(exist_ok=True)
     plan = ShardPlan(
         target="none.py:none",

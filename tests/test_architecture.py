@@ -1,4 +1,4 @@
-"""Imports run one way, and the lower packages touch neither torch nor the outside world."""
+"""Imports point one way, and the lower packages use neither torch nor the outside world."""
 
 import ast
 import importlib
@@ -30,7 +30,7 @@ READ_FILES = {
     "core/host.py": "/proc and /sys",
     "core/worker.py": "a worker's request and streams, code that the user names",
     "core/hardware.py": "packaged",
-    "core/lazy.py": "packaged",
+    "core/__init__.py": "packaged",
     "forecast/published.py": "packaged",
     "forecast/validation.py": "hashes of code",
     "workload/workloads.py": "packaged; and the cache, whose damaged files are thrown away",
@@ -93,7 +93,7 @@ def packages_imported_by(path: Path) -> set[str]:
 
 
 def inner_imports(path: Path) -> set[str]:
-    """Modules inside other packages that a module imports from."""
+    """Return the modules inside other packages that a module imports from."""
     own = package_of(path) if path.is_relative_to(PACKAGE) else ""
     parts = [name.split(".") for name in imports_of(path) if name.startswith("trainpace.")]
     inner = [p for p in parts if len(p) > 2 and p[1] != own and p[1] not in WITHOUT_FACE]
@@ -101,7 +101,7 @@ def inner_imports(path: Path) -> set[str]:
 
 
 def uses_terminal(path: Path) -> set[str]:
-    """Names by which a module prints, reads arguments or formats for a terminal."""
+    """Return the names by which a module prints, reads arguments or formats for a terminal."""
     tree = ast.walk(ast.parse(path.read_text()))
     calls = {n.func.id for n in tree if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     libraries = {name.split(".")[0] for name in imports_of(path)}
@@ -121,7 +121,7 @@ def opens_files(path: Path) -> bool:
     return bool(paths) or any(isinstance(f, ast.Name) and f.id == "open" for f in called)
 
 
-def test_imports_run_one_way():
+def test_packages_import_only_lower_packages():
     upward = []
     for path in MODULES:
         own = package_of(path)
@@ -133,13 +133,13 @@ def test_imports_run_one_way():
     assert upward == []
 
 
-def test_lower_packages_are_pure():
+def test_lower_packages_do_not_import_outside_libraries():
     used = {name_of(p): imports_of(p) for p in MODULES if is_pure(p)}
     tops = {name: {i.split(".")[0] for i in imports} for name, imports in used.items()}
     assert {n: t & set(OUTSIDE.split()) for n, t in tops.items() if t & set(OUTSIDE.split())} == {}
 
 
-def test_no_face_imports_another_face():
+def test_interface_packages_do_not_import_each_other():
     for path in MODULES:
         own = package_of(path)
         if own in FACES:
@@ -147,12 +147,12 @@ def test_no_face_imports_another_face():
             assert packages_imported_by(path) & FACES <= allowed, name_of(path)
 
 
-def test_only_faces_and_report_use_the_terminal():
+def test_only_interfaces_and_report_use_the_terminal():
     others = [p for p in MODULES if package_of(p) not in FACES | {"report"}]
     assert {name_of(p): uses_terminal(p) for p in others if uses_terminal(p)} == {}
 
 
-def test_packages_are_imported_through_their_faces():
+def test_packages_are_imported_through_their_public_modules():
     paths = [p for p in MODULES if p.name != "__main__.py"]
     assert {name_of(p): inner_imports(p) for p in paths if inner_imports(p)} == {}
 
@@ -164,7 +164,7 @@ def test_every_exported_name_exists(package):
         assert not isinstance(getattr(face, name), ModuleType), f"a module hides {name}"
 
 
-def test_foreign_files_are_read_by_intake():
+def test_only_listed_modules_open_files():
     def known(name: str) -> bool:
         return any(name == own or name.startswith(f"{own}/") for own in READ_FILES)
 
@@ -176,7 +176,7 @@ def test_every_listed_file_reader_reads_files():
     assert [own for own in listed if not opens_files(PACKAGE / own)] == []
 
 
-def test_checks_find_what_they_forbid(tmp_path):
+def test_architecture_checks_detect_violations(tmp_path):
     module = tmp_path / "bad.py"
     module.write_text(
         "import click\nfrom rich.table import Table\nfrom trainpace.cli import main\nprint(1)\n"
@@ -189,7 +189,7 @@ def test_checks_find_what_they_forbid(tmp_path):
 
 
 def test_test_files_have_unique_names():
-    """pytest takes two files of one name in folders without __init__.py for one module."""
+    """pytest confuses two files of the same name in folders without __init__.py."""
     folder = Path(__file__).parent
     files = [p for p in folder.rglob("test_*.py") if not (p.parent / "__init__.py").exists()]
     names = [p.name for p in files]
@@ -207,21 +207,21 @@ def test_lower_packages_load_without_torch():
     assert not imported_by(f"import {lower}") & {"torch", "click", "rich", "yaml", "requests"}
 
 
-def test_help_is_light():
+def test_help_imports_no_heavy_package():
     code = "from trainpace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     assert not imported_by(code) & {"torch", "rich", "numpy", "yaml", "msgspec"}
 
 
 @pytest.mark.parametrize("verb", ["schedule", "forecast", "measure", "journal", "plan", "verify"])
-def test_help_of_a_verb_does_not_import_torch(verb):
+def test_help_of_a_command_does_not_import_torch(verb):
     code = (
         f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass"
     )
     assert "torch" not in imported_by(code)
 
 
-def test_only_measure_names_kinds_of_accelerators():
-    """torch.backends.cuda is not a use of a device of this machine."""
+def test_only_measure_uses_torch_accelerator_modules():
+    """torch.backends.cuda does not use a device of this machine."""
     users = {
         package_of(p)
         for p in MODULES

@@ -1,4 +1,4 @@
-"""The pure parts of examples/calculator.py, and its published sweeps; tests/test_docs.py runs it whole."""
+"""Pure functions of examples/calculator.py and its published sweeps. tests/test_docs.py runs the whole example."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,13 +15,13 @@ calculator = module_from_spec(spec)
 spec.loader.exec_module(calculator)
 
 
-def test_a_sweep_is_shown_at_the_sizes_that_it_has():
+def test_sweep_shows_only_measured_sizes():
     assert calculator.shown_sizes(tuple(range(1, 71))) == (1, 16, 32, 64)
     assert calculator.shown_sizes((2, 3, 4)) == (2, 4)
     assert calculator.shown_sizes((8,)) == (8,)
 
 
-def test_cells_say_which_size_was_measured_and_where_the_step_jumps():
+def test_sweep_cells_show_measured_size_and_jumps():
     sizes = tuple(range(1, 71))
     jump = Jump(
         before=16,
@@ -50,14 +50,14 @@ def test_cells_say_which_size_was_measured_and_where_the_step_jumps():
 
 
 @pytest.mark.parametrize("with_jumps", [True, False])
-def test_cells_fill_the_columns(with_jumps):
+def test_sweep_cells_match_columns(with_jumps):
     jump = Jump(before=1, batch=2, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=())
     for sizes in ((1, 2), tuple(range(1, 71))):
         cells = calculator.sweep_cells(sizes, {1: 1.0, 2: 2.0}, "linear", (jump,) * with_jumps, 2)
         assert len(calculator.sweep_columns(sizes)) == 2 + len(cells)  # the model and where it ran
 
 
-def test_the_published_sweeps_are_of_the_same_runs_on_two_cards():
+def test_published_sweeps_cover_same_runs_on_both_gpus():
     first, second = (
         [case_of(run, EXAMPLES) for run in read_runs(EXAMPLES / f"profet_{card}.csv")]
         for card in ("t4", "k80")
@@ -83,7 +83,7 @@ def test_the_published_sweeps_are_of_the_same_runs_on_two_cards():
         (["--second", "no.csv"], "no.csv"),
     ],
 )
-def test_a_mistake_is_said_before_anything_is_measured(wrong, said, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_fail_before_measuring(wrong, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         sys, "argv", ["calculator.py", "--journal", str(tmp_path / "runs.db"), *wrong]
     )

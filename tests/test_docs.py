@@ -1,4 +1,4 @@
-"""Every command in README and docs runs, and every path and verb that they name exists."""
+"""Every command in README and docs runs, and every path and command that they name exists."""
 
 import re
 import subprocess
@@ -30,20 +30,20 @@ def named(page: Path) -> str:
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def test_there_are_commands():
+def test_docs_contain_at_least_60_commands():
     assert sum(step.kind == "command" for steps in STEPS.values() for step in steps) >= 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, steps in STEPS.items() if steps], ids=named)
-def test_a_page_does_what_it_shows(page, tmp_path):
+def test_page_commands_print_shown_output(page, tmp_path):
     found = pages.differences(page.read_text(), tmp_path)
     assert not found, "\n\n".join(
         f"$ {difference.step.text}\n{difference.problem}" for difference in found
     )
 
 
-def test_a_shown_output_is_compared():
+def test_shown_output_is_compared_with_real_output():
     assert pages.agrees("a step of 12.5 ms\n 1 ◀  x\n 2  x\n", " 1  x\n 2 ◀  x\na step of 1.2 s\n")
     assert pages.agrees("one line that\nbreaks\n", "one line\nthat breaks\n")
     assert pages.agrees("begins 1\n ────\n...\nends 2\n", "begins 3\nbetween\nends 4\n")
@@ -53,7 +53,7 @@ def test_a_shown_output_is_compared():
     assert not pages.agrees("fits on A100\n", "fits on H100\n")
 
 
-def test_refreshing_keeps_as_much_as_is_shown():
+def test_refresh_keeps_the_shown_selection():
     shown = "title of 1\n\nrow a 1\n...\nlast 2\n"
     real = "title of 3\n\nheading\n\nrow a 4\nrow b 5\n\nlast words 6\nNext: go\n"
     assert pages._same_choice(shown, real) == "title of 3\n...\nrow a 4\n...\nlast words 6\n...\n"
@@ -61,7 +61,7 @@ def test_refreshing_keeps_as_much_as_is_shown():
     assert pages._same_choice("a 1\n\nb 2\n...\n", "a 3\n\nb 4\n\nc\n") == "a 3\n\nb 4\n...\n"
 
 
-def test_a_page_that_is_wrong_is_found(tmp_path):
+def test_wrong_page_output_is_reported(tmp_path):
     page = "```console\n$ echo one\none\n$ echo two\nthree\n$ false\n$ echo after\n```\n"
     found = pages.differences(page, tmp_path)
     assert [difference.step.text for difference in found] == ["echo two", "false"]
@@ -69,7 +69,7 @@ def test_a_page_that_is_wrong_is_found(tmp_path):
     assert "exit code 1" in found[1].problem
 
 
-def test_files_of_a_page_are_there_for_its_commands(tmp_path):
+def test_page_commands_can_use_files_of_page(tmp_path):
     page = (
         "```python\n# hello.py\nprint('hello')\n```\n\n```console\n$ python hello.py\nhello\n```\n"
     )
@@ -82,11 +82,11 @@ def test_generated_parts_are_up_to_date(page):
     assert text == generate.generated(text), f"{named(page)} is stale: python -m tools generate"
 
 
-def test_every_verb_has_a_page_with_an_example_and_nothing_else_has():
+def test_every_command_has_a_page_with_example():
     assert {path.stem for path in (ROOT / "docs/verbs").glob("*.md")} - {"index"} == set(VERBS)
     for verb in VERBS:
         commands = [step for step in STEPS[generate.page_of_verb(verb)] if step.kind == "command"]
-        if verb != "serve":  # which goes on until it is ended
+        if verb != "serve":  # This command runs until it is stopped.
             assert any(
                 f"trainpace {verb} " in f"{step.text} " and step.shown for step in commands
             ), verb
@@ -102,12 +102,12 @@ def test_named_make_targets_and_files_exist(page):
         assert (ROOT / path).exists(), path
 
 
-def test_every_verb_is_in_the_readme():
+def test_every_command_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     assert [verb for verb in VERBS if f"trainpace {verb}" not in readme] == []
 
 
-def test_the_version_is_the_projects():
+def test_version_matches_pyproject():
     import tomllib
 
     import trainpace
@@ -119,8 +119,8 @@ def test_the_version_is_the_projects():
 
 
 @pytest.mark.slow
-def test_the_first_look(tmp_path):
-    """What `make run` runs, shortened."""
+def test_first_look_example_runs(tmp_path):
+    """A shortened version of `make run`."""
     command = [
         sys.executable,
         "examples/first_look.py",
@@ -141,8 +141,8 @@ def test_the_first_look(tmp_path):
 
 
 @pytest.mark.long
-def test_the_calculator(tmp_path):
-    """What `python examples/calculator.py` runs, shortened."""
+def test_calculator_example_runs(tmp_path):
+    """A shortened version of `python examples/calculator.py`."""
     of_two = ["--models", "resnet18", "mobilenet_v1", "--sizes", "1:3", "--seconds", "0.1s"]
     command = [
         sys.executable,
@@ -157,7 +157,7 @@ def test_the_calculator(tmp_path):
     assert [part[0] for part in parts] == list("12345")
     assert parts[0].count("Batch 1 failed") == 2  # a batch normalisation of 1 x 1 maps
     assert [parts[1].count(f"\n{model} ") for model in ("resnet18", "mobilenet_v1")] == [4, 4]
-    # at each of two sizes a model has two probes, and the size that fails one
+    # Each model has two probes at each of two sizes, and one at the size that fails.
     assert "16 runs, those of 2 sweeps measured here" in parts[2]
     predicted = " ".join(parts[3].split())  # however its lines are broken
     assert re.search(r"by the journal, whose interval holds \d of the 6 measured steps", predicted)

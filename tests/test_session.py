@@ -1,4 +1,4 @@
-"""The recorder of terminal pictures: what it draws is what a terminal would show, and the committed pictures are small."""
+"""Terminal pictures show what a terminal would show, and the committed pictures are small."""
 
 import json
 import re
@@ -27,23 +27,23 @@ def shown(text, columns=40):
     return screen.shown()
 
 
-def test_a_progress_line_is_written_over_and_taken_away():
+def test_carriage_return_and_erase_overwrite_a_line():
     assert words(shown("at 1 %\r\x1b[2Kat 99 %\r\n")) == ["at 99 %", ""]
     assert words(shown("done 1\r\n\x1b[1A\x1b[2Kanswer")) == ["answer", ""]
     assert words(shown("abcdef\rxy")) == ["xycdef"]
 
 
-def test_what_is_too_long_goes_on_below():
+def test_long_lines_wrap():
     assert words(shown("a" * 45, 40)) == ["a" * 40, "a" * 5]
 
 
-def test_colours_begin_and_end():
+def test_color_escapes_style_only_their_text():
     ((bold, plain),) = shown("\x1b[1;38;5;32mbold\x1b[0m plain")
     assert bold == ("bold", terminal_svg.Style(terminal_svg.of_256(32), bold=True))
     assert plain == (" plain", terminal_svg.PLAIN)
 
 
-def test_characters_become_words_at_their_columns_and_shapes():
+def test_svg_places_words_and_block_characters():
     picture = ET.fromstring(terminal_svg.still(shown("ms & <b>     12 %   ███⣿"), 40, "a & b"))
     texts = {e.text: float(e.get("x")) for e in picture.iter(f"{SVG}text")}
     assert texts == {"ms & <b>": 0.0, "12 %": pytest.approx(13 * terminal_svg.WIDTH, abs=0.1)}
@@ -52,7 +52,7 @@ def test_characters_become_words_at_their_columns_and_shapes():
     assert picture.find(f"{SVG}title").text == "a & b"
 
 
-def test_a_command_is_recorded_as_it_runs_in_a_terminal(tmp_path):
+def test_session_records_command_in_a_terminal(tmp_path):
     code = "import sys; print('tty' if sys.stdout.isatty() else 'pipe', sys.argv[0], end=''); print('é')"
     (tmp_path / "says.py").write_text(code)
     ran = session.record("what?", [sys.executable, str(tmp_path / "says.py")], tmp_path)
@@ -61,7 +61,7 @@ def test_a_command_is_recorded_as_it_runs_in_a_terminal(tmp_path):
         session.record("", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
 
 
-def test_a_session_shows_every_line_and_says_where_it_is_faster():
+def test_shortened_session_states_its_speed():
     ran = session.Ran(
         "how?", ["trainpace", "x"], [(0.5, "working\r"), (60.0, "\x1b[2Kdone in a minute\r\n")]
     )
@@ -78,7 +78,7 @@ def test_a_session_shows_every_line_and_says_where_it_is_faster():
 
 
 @pytest.mark.parametrize("name", ["look.svg", "session.svg", "session.cast"])
-def test_the_committed_pictures_are_small_and_name_no_machine(name):
+def test_committed_pictures_are_small_and_contain_no_paths(name):
     text = (PICTURES / name).read_text(encoding="utf-8")
     assert len(text.encode()) < session.MOST_BYTES
     assert not re.search(r"/(?:tmp|work|home|root)/", text)
@@ -92,8 +92,8 @@ def test_the_committed_pictures_are_small_and_name_no_machine(name):
         assert times == sorted(times)
 
 
-def test_the_readmes_picture_answers_the_readmes_command():
-    """Its words are those of a real answer to the command beside it."""
+def test_readme_picture_matches_readme_command():
+    """The text of the picture comes from a real run of the command next to it."""
     picture = ET.fromstring((PICTURES / "look.svg").read_text(encoding="utf-8"))
     texts = [e.text for e in picture.iter(f"{SVG}text")]
     assert texts[0] == "$ trainpace train.py --epochs 20"

@@ -1,4 +1,4 @@
-"""The documentation as a site: built without a warning, whole without a network, usable by keyboard and screen reader."""
+"""The documentation site builds without warnings, works offline, and is accessible."""
 
 import functools
 import http.server
@@ -59,7 +59,7 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-def test_nothing_comes_from_outside(site):
+def test_site_loads_no_external_resources(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
     for page in pages:
@@ -71,12 +71,12 @@ def test_nothing_comes_from_outside(site):
         assert not re.findall(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style
 
 
-def test_the_log_stays_out(site):
+def test_site_excludes_the_log(site):
     assert not (site / "log.html").exists()
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
-def test_every_page_says_which_version_made_it(site):
+def test_every_page_states_date_and_version(site):
     pages = [
         page
         for page in site.rglob("*.html")
@@ -120,7 +120,7 @@ def browser():
 @pytest.mark.parametrize(
     ("scheme", "width"), [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 390)]
 )
-def test_pages_in_a_browser(scheme, width, site, address, browser):
+def test_pages_pass_accessibility_check_in_browser(scheme, width, site, address, browser):
     from axe_playwright_python.sync_playwright import Axe
 
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -1,4 +1,4 @@
-"""docs/sources.md has every statement of the four sources once, with a mark and what shows it, and counts them right."""
+"""docs/sources.md lists every statement of the four sources once, with a mark and evidence, and counts them correctly."""
 
 import re
 from collections import Counter
@@ -11,14 +11,14 @@ ROWS = ROW.findall(PAGE)
 STATEMENTS = {"001": 42, "002": 38, "003": 11, "004": 45}
 
 
-def test_every_statement_stands_once():
+def test_every_statement_is_listed_once():
     expected = [
         (source, str(n)) for source, count in STATEMENTS.items() for n in range(1, count + 1)
     ]
     assert sorted((source, n) for source, n, *_ in ROWS) == sorted(expected)
 
 
-def test_the_counts_are_those_of_the_marks():
+def test_stated_counts_match_the_marks():
     marks = Counter(mark for *_, mark in ROWS)
     assert (
         f"Of {len(ROWS)} statements {marks['yes']} are shown, {marks['partly']} partly, {marks['no']} not."
@@ -26,13 +26,13 @@ def test_the_counts_are_those_of_the_marks():
     )
 
 
-def test_what_is_not_shown_has_its_reason():
+def test_statements_not_shown_have_a_reason():
     for source, n, text, mark in ROWS:
         assert mark == "yes" or len(text) > 60, f"{source}.{n}"
 
 
 def anchors(page):
-    """What links may name after #: a page's headings in small letters, without punctuation, blanks as hyphens."""
+    """Return the link anchors of a page: headings in lower case, without punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -46,8 +46,7 @@ def is_there(link, page):
 
 
 def unshown(page):
-    """Statements marked as shown that have no command in their section and no link of their own; and links and files that are
-    not there, of any statement."""
+    """Return statements marked as shown without a command in their section or a link, and links or files that do not exist."""
     found = []
     for section in re.split(r"^(?=##+ )", page, flags=re.MULTILINE):
         has_command = re.search(r"^```console\n\$ ", section, re.MULTILINE)
@@ -61,11 +60,11 @@ def unshown(page):
     return found
 
 
-def test_what_is_shown_has_a_command_or_a_page():
+def test_shown_statements_have_a_command_or_page():
     assert unshown(PAGE) == []
 
 
-def test_a_statement_without_either_is_found():
+def test_check_finds_statements_without_evidence():
     bare = "## A\n\n| 001.1 | words alone | yes |\n| 001.2 | [a page](glossary.md) | yes |\n| 001.3 | not shown | partly |\n"
     assert unshown(bare) == [("001.1",)]
     assert unshown(f"{bare}\n```console\n$ trainpace gpus\n```\n") == []

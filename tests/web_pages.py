@@ -1,11 +1,11 @@
-"""What the pages of the dashboard hold, and how a page's faults are found."""
+"""Expected content of the dashboard pages, and helpers that find faults of a page."""
 
 import urllib.error
 import urllib.request
 
 
 def get(address):
-    """The status of an address."""
+    """Return the status of an address."""
     try:
         with urllib.request.urlopen(address) as response:
             response.read()
@@ -16,7 +16,7 @@ def get(address):
 
 
 def PATHS(sweeps, run):
-    """Path -> selectors of what it must show."""
+    """Return {path: selectors that its page must contain}."""
     return {
         "/runs": ["#answer tbody tr", "#next"],
         "/runs?model=no+such": [".verdict.empty"],
@@ -38,7 +38,7 @@ def PATHS(sweeps, run):
 
 
 def watched(page):
-    """A list that fills with whatever the page complains of."""
+    """Return a list that collects every error and warning of the page."""
     faults = []
     page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: faults.append(str(e)))
@@ -46,7 +46,7 @@ def watched(page):
 
 
 def problems(page):
-    """Serious and critical violations that axe-core finds."""
+    """Return the serious and critical violations that axe-core finds."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
@@ -58,7 +58,7 @@ def problems(page):
 
 
 def until(page, expression, argument=None):
-    """Wait for it. Playwright's own wait evaluates text inside the page, which the pages' policy forbids."""
+    """Wait for a condition. Playwright's own wait evaluates text in the page, which the pages' policy forbids."""
     for _ in range(300):
         if page.evaluate(expression, argument):
             return

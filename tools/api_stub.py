@@ -1,9 +1,11 @@
-"""Write the keywords of the verbs, for editors and type checkers, into src/trainpace/api/__init__.pyi.
+"""Write the keywords of the verbs, for editors and type checkers, into
+src/trainpace/api/__init__.pyi.
 
     python tools/api_stub.py          (python -m tools generate)
 
-The functions stand in src/trainpace/api/__init__.py; the keywords of each are the fields of the request that it makes, with their
-types as a Python program may write them. tests/api fails where the file is stale.
+The functions stand in src/trainpace/api/__init__.py; the keywords of each are the fields of the
+request that it makes, with their types as a Python program may write them. tests/api fails where
+the file is stale.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from trainpace.verbs.request import Argument, Request, ResolvedField, fields_of
 ROOT = Path(__file__).parents[1]
 VERBS = ROOT / "src/trainpace/api/__init__.py"
 STUB = ROOT / "src/trainpace/api/__init__.pyi"
-HEAD = '''"""The verbs as functions, with every keyword. Generated from their requests by tools/api_stub.py: do not edit."""
+HEAD = '''"""The verbs as functions, with every keyword.
+
+Generated from their requests by tools/api_stub.py: do not edit.
+"""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -2,7 +2,8 @@
 
 It also writes a bill of materials of each lock.
 
-Exit code 1: a pinned package has a known vulnerability. 2: the database could not be asked, so that nothing is known.
+Exit code 1: a pinned package has a known vulnerability. 2: the database could not be asked, so that
+nothing is known.
 """
 
 from __future__ import annotations

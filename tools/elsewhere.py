@@ -1,4 +1,5 @@
-"""Run tests in other environments: `python -m tools test-lowest` and `python -m tools test-pythons`.
+"""Run tests in other environments: `python -m tools test-lowest` and `python -m tools
+test-pythons`.
 
 lowest: the oldest versions that pyproject.toml admits, torch excepted, since PyPI has no CPU build
 of 2.6 for Linux. Warnings are not errors there: old packages warn about today's Python.

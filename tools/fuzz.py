@@ -1,7 +1,9 @@
-"""Hostile files for a while: `python -m tools fuzz --minutes 30`. Prints how many of each type were tried and what went wrong.
+"""Hostile files for a while: `python -m tools fuzz --minutes 30`. Prints how many of each type were
+tried and what went wrong.
 
-Where atheris is installed (`python -m tools fuzz` tries to), mutants that reach new code are mutated further. A file that broke something is
-kept in out/fuzz/TYPE/; once it is mended, move it to tests/hostile/corpus/TYPE/.
+Where atheris is installed (`python -m tools fuzz` tries to), mutants that reach new code are
+mutated further. A file that broke something is kept in out/fuzz/TYPE/; once it is mended, move it
+to tests/hostile/corpus/TYPE/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Hostile files of one type, guided by coverage: mutants that reach new code are kept and mutated further (atheris, libFuzzer).
+"""Hostile files of one type, guided by coverage: mutants that reach new code are kept and mutated
+further (atheris, libFuzzer).
 
-`tools/fuzz.py` starts it where atheris is installed. Findings are kept as there, and do not end the run; a line of JSON on the
-standard output says at the end what was tried.
+`tools/fuzz.py` starts it where atheris is installed. Findings are kept as there, and do not end the
+run; a line of JSON on the standard output says at the end what was tried.
 
     PYTHONPATH=.fuzz python tools/fuzz_guided.py deepspeed.json --seconds 60 --seed 1
 """
@@ -50,7 +51,8 @@ def main() -> None:
         corpus = Path(place, "corpus")
         corpus.mkdir()
         (corpus / "example").write_bytes(kind.example)
-        # libFuzzer's own limits are wide: the types of files have their own, and a run ends by its time
+        # libFuzzer's own limits are wide: the types of files have their own, and a run ends by its
+        # time
         flags: list[Any] = [
             "-timeout=60",
             "-rss_limit_mb=0",

@@ -1,9 +1,11 @@
-"""Write the parts of the pages that the program itself knows: options, constants, intervals, results.
+"""Write the parts of the pages that the program itself knows: options, constants, intervals,
+results.
 
     python tools/generate.py           write them into docs/ (python -m tools generate)
 
-What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; all else on a page is written by hand. A page of a
-verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
+What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; all else on a page
+is written by hand. A page of a verb that has none yet is begun. tests/test_docs.py fails where a
+page is stale.
 """
 
 from __future__ import annotations

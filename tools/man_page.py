@@ -1,4 +1,5 @@
-"""The man page, from the commands themselves: docs/man/trainpace.1, which a wheel installs into share/man/man1.
+"""The man page, from the commands themselves: docs/man/trainpace.1, which a wheel installs into
+share/man/man1.
 
 python tools/man_page.py          (python -m tools generate)
 """

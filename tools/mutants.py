@@ -1,8 +1,10 @@
-"""`python -m tools mutants`: small faults planted in the arithmetic by mutmut, one at a time, and how many of them its tests notice.
+"""`python -m tools mutants`: small faults planted in the arithmetic by mutmut, one at a time, and
+how many of them its tests notice.
 
-mutmut writes a copy of each function for every fault and runs the tests that reach the function; pyproject.toml has its settings.
-Of each module as many faults are tried as SAMPLE says, drawn at random (all where it has fewer), since all 9,000 take hours.
-What is known stays in mutants/ until the function changes; `--survivors` tries again only what was not noticed.
+mutmut writes a copy of each function for every fault and runs the tests that reach the function;
+pyproject.toml has its settings. Of each module as many faults are tried as SAMPLE says, drawn at
+random (all where it has fewer), since all 9,000 take hours. What is known stays in mutants/ until
+the function changes; `--survivors` tries again only what was not noticed.
 
 Exit code 1: fewer than GOAL of the faults were noticed.
 """
@@ -119,7 +121,9 @@ def change_of(name: str) -> str:
 
 @functools.cache
 def _bodies(file: Path) -> dict[str, list[str]]:
-    """The lines of every function of a file below its `def`, where its name differs from the others'."""
+    """The lines of every function of a file below its `def`, where its name differs from the
+    others'.
+    """
     text = file.read_text()
     lines, functions = (
         text.splitlines(),
@@ -129,7 +133,10 @@ def _bodies(file: Path) -> dict[str, list[str]]:
 
 
 def table(samples: dict[str, list[str]], known: dict[str, str | None]) -> tuple[str, float]:
-    """(the table as Markdown, the share that was killed). A fault whose tests ran out of time is not counted as killed."""
+    """(the table as Markdown, the share that was killed).
+
+    A fault whose tests ran out of time is not counted as killed.
+    """
     lines = [
         "| module | faults | tried | killed | survived | no tests | timeout | killed of tried |",
         "|---|---|---|---|---|---|---|---|",

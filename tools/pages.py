@@ -1,13 +1,18 @@
 """Run what the pages show, and compare what they show with what comes out.
 
     python tools/pages.py docs/tutorial.md            what differs
-    python tools/pages.py --write docs/tutorial.md    put the real output in its place, as much of it as is shown
+    python tools/pages.py --write docs/tutorial.md    put the real output in its place, as much of
+    it as is shown
 
-A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
+A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data
+folder of its own:
 
-- ```console: lines that begin with `$ ` run. Where output is shown below it, the real one must have the same words; numbers,
-  units of time and bytes, drawn lines, the order of rows and line breaks may differ. A line `...` stands for any lines.
-- ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
+- ```console: lines that begin with `$ ` run. Where output is shown below it, the real one must have
+  the same words; numbers,
+  units of time and bytes, drawn lines, the order of rows and line breaks may differ. A line `...`
+  stands for any lines.
+- ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file;
+  other python runs.
 """
 
 from __future__ import annotations
@@ -42,7 +47,11 @@ _DRAWN = re.compile(r"[\u2500-\u25ff\u2800-\u28ff]+")
 
 
 class Step(NamedTuple):
-    """One thing to do: a command with what is shown below it, a script, or a file to write. `end` is where the output stops."""
+    """One thing to do:
+
+    a command with what is shown below it, a script, or a file to write. `end` is where the output
+    stops.
+    """
 
     kind: str
     text: str
@@ -85,7 +94,10 @@ def _commands(body: str, at: int) -> list[Step]:
 
 
 def loosely(text: str) -> str:
-    """The words of an output, without what differs from run to run: numbers, their units, drawn lines, spaces."""
+    """The words of an output, without what differs from run to run:
+
+    numbers, their units, drawn lines, spaces.
+    """
     text = _NUMBER.sub("#", _ID.sub("#", _DRAWN.sub(" ", text)))
     text = " ".join(text.split())
     for pattern, word in _UNITS:
@@ -94,8 +106,9 @@ def loosely(text: str) -> str:
 
 
 def agrees(shown: str, real: str) -> bool:
-    """Does the real output say what is shown? The same words, since rows change their order and lines break elsewhere; with a
-    line `...`, all lines that are shown and perhaps others."""
+    """Does the real output say what is shown? The same words, since rows change their order and
+    lines break elsewhere; with a line `...`, all lines that are shown and perhaps others.
+    """
     lines = [loosely(line) for line in shown.splitlines() if line != "..."]
     if "..." not in shown.splitlines():
         return sorted(loosely(shown).split()) == sorted(loosely(real).split())
@@ -151,8 +164,9 @@ def _tidy(text: str) -> str:
 
 
 def differences(page: str, folder: Path, to_digits: bool = False) -> list[Difference]:
-    """Run a page in an empty folder. Ends at the first step that fails, since later ones may need it. `to_digits`: other numbers
-    are a difference too."""
+    """Run a page in an empty folder. Ends at the first step that fails, since later ones may need
+    it. `to_digits`: other numbers are a difference too.
+    """
     (folder / "examples").symlink_to(ROOT / "examples")
     different: list[Difference] = []
     for step in steps(page):

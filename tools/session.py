@@ -1,11 +1,14 @@
-"""Record real commands in a terminal: the README's picture, and a session of two minutes to be played.
+"""Record real commands in a terminal: the README's picture, and a session of two minutes to be
+played.
 
     python tools/session.py             all of it, into docs/pictures/
-    python tools/session.py --keep      and the recordings in out/session, from which --again draws without running anything
+    python tools/session.py --keep      and the recordings in out/session, from which --again draws
+    without running anything
 
-Writes look.svg (the first command's answer), session.svg (which plays by itself) and session.cast (asciinema's format v2, at the
-pace at which it happened). Commands run one after another in a new folder, with a data folder of their own. Only the typing is
-not real: it is that of the commands which then run.
+Writes look.svg (the first command's answer), session.svg (which plays by itself) and session.cast
+(asciinema's format v2, at the pace at which it happened). Commands run one after another in a new
+folder, with a data folder of their own. Only the typing is not real: it is that of the commands
+which then run.
 """
 
 from __future__ import annotations
@@ -171,8 +174,9 @@ def shown_after(ran: Ran) -> list[Line]:
 def events(
     session: Sequence[Ran], most_running_s: float = float("inf")
 ) -> tuple[list[tuple[float, str]], float]:
-    """(seconds, text) of the whole session, and when it ends. A command that takes longer than `most_running_s` is sped up, which
-    a line in its own words says."""
+    """(seconds, text) of the whole session, and when it ends. A command that takes longer than
+    `most_running_s` is sped up, which a line in its own words says.
+    """
     listed: list[tuple[float, str]] = []
     now = 0.5
     for ran in session:

@@ -1,7 +1,9 @@
-"""What a terminal shows, as SVG: one still picture, or a session that plays by itself, without scripts or fonts of its own.
+"""What a terminal shows, as SVG: one still picture, or a session that plays by itself, without
+scripts or fonts of its own.
 
-`Screen` understands what rich and this project write: text, colours, and the moves of a progress line. It keeps all lines, as
-a terminal that one can scroll back. Drawn lines, blocks and braille dots become shapes, so that they join in every font.
+`Screen` understands what rich and this project write: text, colours, and the moves of a progress
+line. It keeps all lines, as a terminal that one can scroll back. Drawn lines, blocks and braille
+dots become shapes, so that they join in every font.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ SIXTEEN = (
     "#7cc6dc",
     "#ffffff",
 )
-"""Colours of a terminal's theme, all at contrast 3:1 or more on the page but the first, which nothing is written in."""
+"""Colours of a terminal's theme, all at contrast 3:1 or more on the page but the first, which
+nothing is written in.
+"""
 LEAST_LIGHT = 0.5
 """Of a colour of the other 240: darker ones are lightened, as a dark terminal's theme does."""
 WIDTH, HEIGHT, SIZE, PADDING = 7.8, 18, 13, 16
@@ -159,8 +163,10 @@ class Shown(NamedTuple):
 
 
 def playing(frames: Sequence[Shown], columns: int, rows: int, end_s: float, title: str) -> str:
-    """It plays for `end_s` seconds and begins again. Every version of a line is drawn once and shown while it lasts; the picture
-    moves up as the terminal scrolls. Whoever asks for less motion sees the last moment."""
+    """It plays for `end_s` seconds and begins again. Every version of a line is drawn once and
+    shown while it lasts; the picture moves up as the terminal scrolls. Whoever asks for less motion
+    sees the last moment.
+    """
     versions: list[tuple[int, Line, float, float]] = []
     current: dict[int, tuple[Line, float]] = {}
     scrolls: list[tuple[float, int]] = [(0.0, 0)]

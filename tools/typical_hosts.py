@@ -1,4 +1,5 @@
-"""Write src/trainpace/core/typical_hosts.json from the catalogue of host CPUs; a test compares the two.
+"""Write src/trainpace/core/typical_hosts.json from the catalogue of host CPUs; a test compares the
+two.
 
 python tools/typical_hosts.py
 """

@@ -1,4 +1,7 @@
-"""Trace the built-in models into the package: ``python -m tools zoo-workloads``, after a change of the zoo, of the tracer or of torch."""
+"""Trace the built-in models into the package:
+
+``python -m tools zoo-workloads``, after a change of the zoo, of the tracer or of torch.
+"""
 
 from __future__ import annotations
 

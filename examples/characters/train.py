@@ -1,5 +1,6 @@
-"""A character-level GPT in the way of nanoGPT, with its defaults for a CPU: 4 layers of 128 channels, a context of 64 characters,
-12 sequences a micro-batch and 40 micro-batches a step. The text is the reference of the Python language, which every Python has.
+"""A character-level GPT in the way of nanoGPT, with its defaults for a CPU: 4 layers of 128
+channels, a context of 64 characters, 12 sequences a micro-batch and 40 micro-batches a step. The
+text is the reference of the Python language, which every Python has.
 
     python train.py settings.json
     torchrun --nproc-per-node 2 train.py settings.json
@@ -22,22 +23,33 @@ LAYERS, HEADS, CHANNELS, CONTEXT, DROPOUT = 4, 4, 128, 64, 0.2
 
 
 class DropoutByBytes(nn.Module):
-    """Dropout with one random byte for each element. torch's own draws a number of 64 bits for each, on one thread of the CPU."""
+    """Dropout with one random byte for each element.
+
+    torch's own draws a number of 64 bits for each, on one thread of the CPU.
+    """
 
     kept = round(256 * (1 - DROPOUT))
-    """Of 256: 205 stand for 0.8, with the scale that belongs to them (rounded to 1.25 in bf16, which is 0.1 % more)."""
+    """Of 256:
+
+    205 stand for 0.8, with the scale that belongs to them (rounded to 1.25 in bf16, which is 0.1 %
+    more).
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return x
         numbers = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
-        # the comparison writes ones and zeros over the bytes: torch converts those in an eighth of the time of bools
+        # the comparison writes ones and zeros over the bytes: torch converts those in an eighth of
+        # the time of bools
         mask = numbers.view(torch.uint8)[: x.numel()].view(x.shape).lt_(self.kept)
         return x * (mask.to(x.dtype) * (256 / self.kept))
 
 
 class Attention(nn.Module):
-    """Causal attention of (samples, heads, length, channels), with dropout by bytes. torch's own draws its masks by itself."""
+    """Causal attention of (samples, heads, length, channels), with dropout by bytes.
+
+    torch's own draws its masks by itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""A BERT that learns from which package a docstring of Python's standard library comes, by transformers' Trainer, and with the
-default of transformers' own run_glue.py: every text is padded to the longest that is allowed. The model is small and begins
-at random, since no weights are downloaded.
+"""A BERT that learns from which package a docstring of Python's standard library comes, by
+transformers' Trainer, and with the default of transformers' own run_glue.py: every text is padded
+to the longest that is allowed. The model is small and begins at random, since no weights are
+downloaded.
 
     python train.py settings.json
     torchrun --nproc-per-node 2 train.py settings.json

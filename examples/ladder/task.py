@@ -1,7 +1,9 @@
-"""A training as people write it, and its data path as the thesis had it: every photograph is searched for what matters in it,
-cropped and marked, anew in every epoch. `ladder.toml` beside it says what to try, `trainpace run` tries it.
+"""A training as people write it, and its data path as the thesis had it: every photograph is
+searched for what matters in it, cropped and marked, anew in every epoch. `ladder.toml` beside it
+says what to try, `trainpace run` tries it.
 
-The work is that of examples/face_crops.py on larger photographs: a correlation at five scales, then corner strength.
+The work is that of examples/face_crops.py on larger photographs: a correlation at five scales, then
+corner strength.
 """
 
 import os
@@ -22,7 +24,10 @@ COUNT, SIDE = 320, 420
 
 
 def photographs() -> Faces:
-    """(crop, points, label) of every photograph: expensive, and the same at every call. What `precompute` makes into shards."""
+    """(crop, points, label) of every photograph:
+
+    expensive, and the same at every call. What `precompute` makes into shards.
+    """
     if not PHOTOS.is_dir():
         aside = PHOTOS.with_name(f"{PHOTOS.name}-{os.getpid()}")
         make_photos(aside, COUNT, SIDE)

@@ -1,7 +1,9 @@
-"""The table of the thesis that Trainpace grew from, by the renderer that `trainpace run` uses: 713 days to 33.
+"""The table of the thesis that Trainpace grew from, by the renderer that `trainpace run` uses: 713
+days to 33.
 
-Its numbers, not ours: 32 models x 50 epochs x 10.7 h on one machine, and in total 3.63, 13.29 and 21.53 times as fast. The
-speed-up of a rung and the days follow from these. It states no spread, memory, price or forecast, so there are no such columns.
+Its numbers, not ours: 32 models x 50 epochs x 10.7 h on one machine, and in total 3.63, 13.29 and
+21.53 times as fast. The speed-up of a rung and the days follow from these. It states no spread,
+memory, price or forecast, so there are no such columns.
 
     python examples/ladder/thesis.py
 """

@@ -1,6 +1,7 @@
-"""A ResNet-18 on photographs from files, as most people write it: every JPEG file is decoded, resized, cropped and mirrored anew
-in every epoch, by the process that trains. The photographs are pieces of two that come with scikit-learn, enlarged to the
-1,024 pixels that photographs of Open Images have.
+"""A ResNet-18 on photographs from files, as most people write it: every JPEG file is decoded,
+resized, cropped and mirrored anew in every epoch, by the process that trains. The photographs are
+pieces of two that come with scikit-learn, enlarged to the 1,024 pixels that photographs of Open
+Images have.
 
     python train.py settings.json
     torchrun --nproc-per-node 2 train.py settings.json
@@ -26,7 +27,10 @@ COUNT, LONG, RESIZED, SIDE = 480, 1024, 72, 64
 
 
 class Block(nn.Module):
-    """He et al., Deep residual learning for image recognition, 2016: the block of ResNet-18 and 34."""
+    """He et al., Deep residual learning for image recognition, 2016:
+
+    the block of ResNet-18 and 34.
+    """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -88,7 +92,10 @@ def make_photographs(folder: Path) -> None:
 
 
 class Photographs(Dataset):
-    """(RESIZED x RESIZED x 3 uint8, label): the same at every call, and so what `precompute` makes into shards."""
+    """(RESIZED x RESIZED x 3 uint8, label):
+
+    the same at every call, and so what `precompute` makes into shards.
+    """
 
     def __init__(self) -> None:
         if not PHOTOS.is_dir():

@@ -1,4 +1,5 @@
-"""Architectures that no package of ours brings, written small: a detector, an LSTM, a recommender, a graph network, a GAN.
+"""Architectures that no package of ours brings, written small: a detector, an LSTM, a recommender,
+a graph network, a GAN.
 
 trainpace forecast examples/tasks/architectures.py:yolo --gpu A100 --batch 16
 trainpace forecast examples/tasks/architectures.py:dcgan --gpu A100 --batch 128
@@ -23,7 +24,10 @@ def _convolution(before, after, kernel=3, stride=1):
 
 
 class _Stage(nn.Module):
-    """A cross-stage partial block (Wang et al. 2019, arXiv:1911.11929) as YOLOv8 has it: every bottleneck's result is kept."""
+    """A cross-stage partial block (Wang et al.
+
+    2019, arXiv:1911.11929) as YOLOv8 has it: every bottleneck's result is kept.
+    """
 
     def __init__(self, before, after, bottlenecks, adds):
         super().__init__()
@@ -45,7 +49,10 @@ class _Stage(nn.Module):
 
 
 class Yolo(nn.Module):
-    """An anchor-free detector after YOLOv8: a backbone of five strides, a path down and up again, heads on three of them."""
+    """An anchor-free detector after YOLOv8:
+
+    a backbone of five strides, a path down and up again, heads on three of them.
+    """
 
     def __init__(self, width, depth):
         super().__init__()
@@ -84,7 +91,10 @@ class Yolo(nn.Module):
 
 
 def _cells_loss(out, wanted):
-    """Of every cell: its box and its classes. Which cell answers for which object is data, and is given."""
+    """Of every cell:
+
+    its box and its classes. Which cell answers for which object is data, and is given.
+    """
     boxes, classes = wanted.split([4, CLASSES], 2)
     return F.l1_loss(out[..., :4], boxes) + F.binary_cross_entropy_with_logits(
         out[..., 4:], classes
@@ -126,7 +136,10 @@ def tiny_lstm():
 
 
 class Dlrm(nn.Module):
-    """Naumov et al. 2019, arXiv:1906.00091, with the layers of MLPerf's benchmark and smaller tables."""
+    """Naumov et al.
+
+    2019, arXiv:1906.00091, with the layers of MLPerf's benchmark and smaller tables.
+    """
 
     def __init__(self, tables, rows, width, bottom, top):
         super().__init__()
@@ -165,7 +178,10 @@ def tiny_dlrm():
 
 
 def graph_sage(features=602, width=256, classes=41, nodes=275, edges=275):
-    """Hamilton et al. 2017, arXiv:1706.02216, on Reddit's posts: neighbourhoods of 1 + 25 + 250 nodes."""
+    """Hamilton et al.
+
+    2017, arXiv:1706.02216, on Reddit's posts: neighbourhoods of 1 + 25 + 250 nodes.
+    """
     from torch_geometric.data import Data
     from torch_geometric.nn import SAGEConv
 
@@ -200,7 +216,10 @@ def tiny_graph_sage():
 
 
 def dcgan(width=64, latent=100):
-    """Radford et al. 2015, arXiv:1511.06434, on pictures of 64 x 64 pixels: a step of both models."""
+    """Radford et al.
+
+    2015, arXiv:1511.06434, on pictures of 64 x 64 pixels: a step of both models.
+    """
     up = [latent, *(width * 2**i for i in (3, 2, 1, 0)), 3]
     layers = []
     for i, (a, b) in enumerate(itertools.pairwise(up)):

@@ -1,8 +1,9 @@
-"""A latent diffusion model as it is fine-tuned: images through a frozen VAE, captions through a frozen text encoder, and a UNet
-that learns to predict noise.
+"""A latent diffusion model as it is fine-tuned: images through a frozen VAE, captions through a
+frozen text encoder, and a UNet that learns to predict noise.
 
-trainpace forecast examples/tasks/diffusion.py:text_to_image --gpu A100 --batch 8 --precision amp_bf16
-trainpace forecast diffusers:unet/config.json --gpu A100        the UNet alone, from its configuration
+trainpace forecast examples/tasks/diffusion.py:text_to_image --gpu A100 --batch 8 --precision
+amp_bf16 trainpace forecast diffusers:unet/config.json --gpu A100        the UNet alone, from its
+configuration
 
 The models are small and random: put from_pretrained in their place.
 """
@@ -17,7 +18,10 @@ SIDE, TOKENS, WIDTH, VOCABULARY = 64, 16, 32, 1000
 
 
 class TextToImage(nn.Module):
-    """Its call is its loss. What is frozen runs without gradients, and has neither them nor optimizer states."""
+    """Its call is its loss.
+
+    What is frozen runs without gradients, and has neither them nor optimizer states.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Graphs, sequences and tables: a GraphSAGE on sampled neighbourhoods, an LSTM, and a recommender with large embeddings.
+"""Graphs, sequences and tables: a GraphSAGE on sampled neighbourhoods, an LSTM, and a recommender
+with large embeddings.
 
 trainpace forecast examples/tasks/graphs_sequences_tables.py:graphs --gpu A100 --batch 64
 trainpace forecast examples/tasks/graphs_sequences_tables.py:sequences --gpu A100 --batch 64
@@ -62,7 +63,10 @@ def sequences():
 
 
 class Recommender(nn.Module):
-    """As DLRM (Naumov et al. 2019, arXiv:1906.00091): tables of embeddings and dense features, and the products of all pairs."""
+    """As DLRM (Naumov et al.
+
+    2019, arXiv:1906.00091): tables of embeddings and dense features, and the products of all pairs.
+    """
 
     def __init__(self, tables=8, rows=50_000, width=32, dense=13):
         super().__init__()
@@ -88,7 +92,10 @@ class Recommender(nn.Module):
 
 
 def recommender(tables=8, rows=50_000, hot=4):
-    """`hot` ids a table and sample. The gradients of the tables are sparse, and SGD writes the rows that were looked up."""
+    """`hot` ids a table and sample.
+
+    The gradients of the tables are sparse, and SGD writes the rows that were looked up.
+    """
     model = Recommender(tables, rows)
     data = [
         (torch.randn(13), torch.randint(0, rows, (tables, hot)), torch.rand(()).round())

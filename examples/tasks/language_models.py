@@ -1,7 +1,8 @@
-"""Language models as they are fine-tuned: a model with its own loss, LoRA, a Trainer and an SFTTrainer.
+"""Language models as they are fine-tuned: a model with its own loss, LoRA, a Trainer and an
+SFTTrainer.
 
-trainpace forecast examples/tasks/language_models.py:own_loss --gpu A100 --batch 8 --precision amp_bf16
-trainpace forecast examples/tasks/language_models.py:trainer --gpu A100
+trainpace forecast examples/tasks/language_models.py:own_loss --gpu A100 --batch 8 --precision
+amp_bf16 trainpace forecast examples/tasks/language_models.py:trainer --gpu A100
 
 The models are small and random, the tokens too: put your own in their place.
 """
@@ -49,7 +50,9 @@ def lora():
 
 
 def trainer(optim="adamw_torch"):
-    """Batch, accumulation, precision, optimizer and checkpointing are those of the arguments, unless the command has others."""
+    """Batch, accumulation, precision, optimizer and checkpointing are those of the arguments,
+    unless the command has others.
+    """
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=4,

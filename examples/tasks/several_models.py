@@ -4,7 +4,8 @@ trainpace forecast examples/tasks/several_models.py:gan --gpu A100 --batch 16,64
 trainpace forecast examples/tasks/several_models.py:distillation --gpu A100
 trainpace forecast examples/tasks/several_models.py:preference --gpu A100
 
-`model` names every model that the step calls, frozen ones too; `optimizer` every optimizer. All that the step does is counted.
+`model` names every model that the step calls, frozen ones too; `optimizer` every optimizer. All
+that the step does is counted.
 """
 
 import itertools
@@ -78,7 +79,10 @@ def distillation():
 
 
 class Scores(nn.Module):
-    """A small causal model: the log-probability of each token, or with one output a reward a token."""
+    """A small causal model:
+
+    the log-probability of each token, or with one output a reward a token.
+    """
 
     def __init__(self, outputs):
         super().__init__()
@@ -96,7 +100,10 @@ def log_probability(model, tokens):
 
 
 def preference():
-    """As in learning from human feedback: a policy that is trained, its frozen reference, and a frozen model of the reward."""
+    """As in learning from human feedback:
+
+    a policy that is trained, its frozen reference, and a frozen model of the reward.
+    """
     policy, reference, reward = Scores(VOCABULARY), Scores(VOCABULARY), Scores(1)
     for frozen in (reference, reward):
         frozen.requires_grad_(False).eval()

@@ -1,11 +1,13 @@
-"""A Lightning training of the kind that the thesis had: in every photograph a face is found, cropped, aligned by five landmarks
-and cut out along their convex hull, anew in every epoch, before a small network sees it. Its settings stand in train.yaml.
+"""A Lightning training of the kind that the thesis had: in every photograph a face is found,
+cropped, aligned by five landmarks and cut out along their convex hull, anew in every epoch, before
+a small network sees it. Its settings stand in train.yaml.
 
     python examples/face_crops.py --make out/thesis-photos    once
-    cd examples/thesis && python train.py train.yaml          one process; on Slurm: srun python train.py train.yaml
-    trainpace run examples/thesis/ladder.toml --launcher slurm
+    cd examples/thesis && python train.py train.yaml          one process; on Slurm: srun python
+    train.py train.yaml trainpace run examples/thesis/ladder.toml --launcher slurm
 
-The photographs show no faces: finding, marking and aligning do a detector's work on what looks most like one.
+The photographs show no faces: finding, marking and aligning do a detector's work on what looks most
+like one.
 """
 
 import os
@@ -33,7 +35,10 @@ VALIDATED = 48
 
 
 def landmarks(crop: Image.Image) -> np.ndarray:
-    """Five points as (x, y) in 0..1 in the template's order: the upper two from left to right, the middle one, the lower two."""
+    """Five points as (x, y) in 0..1 in the template's order:
+
+    the upper two from left to right, the middle one, the lower two.
+    """
     gray = np.asarray(crop.convert("L"), dtype=np.float32) / 255
     found = np.zeros((5, 2), dtype=np.float32) + 0.5
     corners = points(gray).reshape(-1, 2)[:, ::-1]
@@ -46,8 +51,10 @@ def landmarks(crop: Image.Image) -> np.ndarray:
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The 2 x 3 matrix of the rotation, scale and shift that takes `source` nearest to `target`, by least squares (S. Umeyama,
-    Least-squares estimation of transformation parameters between two point patterns, PAMI 1991)."""
+    """The 2 x 3 matrix of the rotation, scale and shift that takes `source` nearest to `target`, by
+    least squares (S. Umeyama, Least-squares estimation of transformation parameters between two
+    point patterns, PAMI 1991).
+    """
     a, b = source - source.mean(0), target - target.mean(0)
     left, sizes, right = np.linalg.svd(b.T @ a)
     mirror = np.array([1.0, np.sign(np.linalg.det(left @ right)) or 1.0])
@@ -66,7 +73,9 @@ def hull_mask(marks: np.ndarray, side: int) -> np.ndarray:
 
 
 def aligned(photo: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """The face in a photograph, upright in the template's frame and cut out, and its landmarks there."""
+    """The face in a photograph, upright in the template's frame and cut out, and its landmarks
+    there.
+    """
     top, left, side = find(np.asarray(photo.convert("L"), dtype=np.float32) / 255)
     crop = photo.crop((left, top, left + side, top + side)).resize(
         (2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS

@@ -1,4 +1,4 @@
-"""`trainpace.loader(...)` and `trainpace.precompute(...)`: the records that the verbs make, and misuse before any work."""
+"""Tests of the functions `trainpace.loader` and `trainpace.precompute`."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def target(tmp_path):
     return f"{tmp_path / 'numbers_file.py'}:Numbers"
 
 
-def test_precomputed_then_verified_then_repaired(target, tmp_path, capsys):
+def test_precompute_verify_and_repair_shards(target, tmp_path, capsys):
     folder = tmp_path / "out"
     done = trainpace.precompute(target, out=folder, workers=1, shard_samples=30)
     assert isinstance(done, Precomputed)
@@ -30,7 +30,7 @@ def test_precomputed_then_verified_then_repaired(target, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_estimate_computes_no_shards(target, tmp_path):
+def test_precompute_estimate_writes_no_shards(target, tmp_path):
     estimate = trainpace.precompute(
         target, out=tmp_path / "out", estimate=True, seconds=1, workers=1
     )
@@ -39,7 +39,7 @@ def test_an_estimate_computes_no_shards(target, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_loader_measured(target, capsys):
+def test_loader_returns_measurement_and_advice(target, capsys):
     answer = trainpace.loader(target, batch=8, workers=0, compute_ms=5.0, seconds=0.1, repeats=1)
     assert [point.workers for point in answer.measurement.points] == [0]
     assert answer.measurement.batch_size == 8
@@ -59,7 +59,7 @@ def test_a_loader_measured(target, capsys):
         (lambda: trainpace.loader("a.py:D", repeats="many"), "`repeats`"),
     ],
 )
-def test_misuse_is_refused_before_any_work(misuse, message, tmp_path, monkeypatch):
+def test_invalid_arguments_raise_before_any_work(misuse, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(trainpace.TrainpaceError) as error:
         misuse()

@@ -1,4 +1,4 @@
-"""Answers in a real kernel."""
+"""Tests of answers in a real Jupyter kernel."""
 
 import json
 import os
@@ -26,7 +26,7 @@ print(json.dumps([cell["outputs"] for cell in book.cells]))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="make .tools/installed")
-def test_in_a_real_kernel(tmp_path):
+def test_magic_runs_in_a_real_kernel(tmp_path):
     path = os.pathsep.join([str(ROOT / "src"), str(FOLDER), os.environ.get("PYTHONPATH", "")])
     places = {
         name: str(tmp_path)

@@ -1,4 +1,4 @@
-"""The verbs as functions."""
+"""Tests of the verbs as Python functions."""
 
 import inspect
 import json
@@ -34,7 +34,7 @@ import api_stub
 
 SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
 
-# options that say how an answer is shown, or where it is written; and what only a command does
+# options for display and output files, and options that only the command has
 SHOWN = {
     "forecast": {"json", "save_workload", "html", "figure"},
     "match": {"json", "save_workload", "top", "html", "figure"},
@@ -79,14 +79,14 @@ def request_type(verb):
 
 
 @pytest.mark.parametrize("verb", SHOWN)
-def test_options_are_the_requests_fields_and_how_it_is_shown(verb):
+def test_command_options_match_request_fields_plus_display_options(verb):
     options = {p.opts[-1].removeprefix("--").replace("-", "_") for p in command_of(verb).params}
     fields = {f.option.replace("-", "_") for f in fields_of(request_type(verb)).values()}
     assert fields <= options
     assert options - fields <= SHOWN[verb] | {"details", "share"}
 
 
-def test_the_keywords_for_editors_are_those_of_the_requests():
+def test_stub_file_is_up_to_date():
     assert api_stub.STUB.read_text() == api_stub.stub(), "stale: python -m tools generate"
 
 
@@ -98,7 +98,7 @@ def test_the_keywords_for_editors_are_those_of_the_requests():
         ("measure", "loss"),
     ],
 )
-def test_what_only_the_command_does_is_refused(verb, name):
+def test_functions_reject_options_that_only_the_command_has(verb, name):
     required = {
         "forecast",
         "match",
@@ -115,7 +115,7 @@ def test_what_only_the_command_does_is_refused(verb, name):
         getattr(trainpace, verb)(*(["no-such-model"] if verb in required else []), **{name: True})
 
 
-def test_every_verb_is_there_or_named_here():
+def test_every_verb_is_a_documented_function():
     not_yet = {"serve"}
     for verb in set(VERBS) - not_yet:
         assert verb in dir(trainpace)
@@ -123,7 +123,7 @@ def test_every_verb_is_there_or_named_here():
         assert inspect.getdoc(getattr(api, verb))
 
 
-def test_a_room_with_a_verbs_name_is_both():
+def test_package_named_like_a_verb_is_callable():
     import trainpace.forecast.kernels as kernels
     from trainpace.forecast import Forecaster
 
@@ -133,7 +133,7 @@ def test_a_room_with_a_verbs_name_is_both():
     assert len(trainpace.forecast("resnet18", gpu="T4", no_journal=True)) == 1
 
 
-def test_a_room_can_be_patched(monkeypatch):
+def test_lazily_loaded_package_can_be_monkeypatched(monkeypatch):
     monkeypatch.setattr("trainpace.job.total_steps", lambda *_: 7)
     assert trainpace.job.total_steps() == 7
     monkeypatch.undo()
@@ -142,20 +142,19 @@ def test_a_room_can_be_patched(monkeypatch):
     )
 
 
-def test_importing_trainpace_imports_nothing_else():
+def test_importing_trainpace_imports_no_dependencies():
     code = "import sys; before = set(sys.modules); import trainpace; dir(trainpace); print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {n for n in loaded if n.startswith("trainpace")} <= {
         "trainpace",
         "trainpace.core",
-        "trainpace.core.lazy",
         "trainpace.verbs",
     }
     assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}
 
 
-def test_the_same_answer_as_the_command_line():
+def test_forecast_function_matches_the_command_line():
     words = [
         "resnet18",
         "--gpu",
@@ -193,7 +192,7 @@ def test_the_same_answer_as_the_command_line():
         ({"calibrated": Path(__file__)}, f"--calibrated={__file__}"),
     ],
 )
-def test_options_are_the_command_lines(given, words):
+def test_function_arguments_parse_like_command_line_options(given, words):
     parsed = (
         command_of("forecast")
         .make_context("forecast", [*words.split(), "--json", "--", "M"])
@@ -231,7 +230,7 @@ def test_options_are_the_command_lines(given, words):
         ),
     ],
 )
-def test_misuse_is_a_value_error_that_says_what_to_try(misuse, says, capsys):
+def test_misuse_raises_value_error_with_a_suggestion(misuse, says, capsys):
     with pytest.raises(TrainpaceError) as error:
         misuse()
     assert says in str(error.value)
@@ -239,7 +238,7 @@ def test_misuse_is_a_value_error_that_says_what_to_try(misuse, says, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_unknown_name_of_the_package_is_an_attribute_error():
+def test_unknown_package_attribute_raises_attribute_error():
     with pytest.raises(AttributeError):
         _ = trainpace.nonsense
     assert issubclass(UnknownName, trainpace.TrainpaceError)
@@ -265,7 +264,7 @@ def batch(n=2):
     return torch.randn(n, 3, 8, 8), torch.randint(0, 10, (n,))
 
 
-def test_a_live_model_as_a_file_of_the_same(tmp_path):
+def test_tracing_a_live_model_matches_tracing_its_file(tmp_path):
     model = Head()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     adam = torch.optim.Adam(model.parameters())
@@ -288,7 +287,7 @@ def test_a_live_model_as_a_file_of_the_same(tmp_path):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_live_model_that_returns_its_loss():
+def test_forecast_accepts_a_model_that_returns_its_loss():
     pixels, labels = batch()
     found = trainpace.forecast(
         Head(), gpu="T4", example={"pixels": pixels, "labels": labels}, no_journal=True
@@ -300,7 +299,7 @@ def test_a_live_model_that_returns_its_loss():
     assert plain[0].step.total_ms < found[0].step.total_ms
 
 
-def test_a_mapping_is_an_example():
+def test_example_may_be_any_mapping():
     pixels, labels = batch()
     given = {"pixels": pixels, "labels": labels}
     one, other = (
@@ -310,7 +309,7 @@ def test_a_mapping_is_an_example():
     assert to_json(one) == to_json(other)
 
 
-def test_a_workload_serves_every_verb_that_forecasts():
+def test_forecast_match_and_plan_accept_a_workload():
     workload = trainpace.trace("resnet18")
     assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
     plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
@@ -325,7 +324,7 @@ def test_a_workload_serves_every_verb_that_forecasts():
         trainpace.forecast(workload, gpu="T4", image_size=256)
 
 
-def test_measured_steps_as_a_table(tmp_path):
+def test_measured_steps_convert_to_dicts(tmp_path):
     found = trainpace.measure(
         "resnet18",
         batch=[2, 4],
@@ -343,7 +342,7 @@ def test_measured_steps_as_a_table(tmp_path):
         assert journal.count() == 2
 
 
-def test_the_jumps_of_a_measured_sweep_read_like_those_of_a_forecast():
+def test_measured_sweep_reports_jumps_like_a_forecast():
     step_ms = {batch: 10 + batch + 5 * (batch > 16) for batch in range(1, 41)}
     outcomes = [
         replace(measurement(), execution=Execution(micro_batch=b), median_ms=ms)
@@ -367,7 +366,7 @@ def test_the_jumps_of_a_measured_sweep_read_like_those_of_a_forecast():
         "padded batch",
     )
     assert [jump.before_ms, jump.after_ms, jump.excess_ms] == pytest.approx([26, 32, 5], rel=0.01)
-    assert jump.next_good == 24  # 24 / 39 ms is as good as 16 / 26 ms, 23 / 38 ms is not
+    assert jump.next_good == 24  # 24 / 39 ms matches the rate of 16 / 26 ms, 23 / 38 ms does not
     assert not replace(swept, causes=()).jumps[0].causes
 
 
@@ -379,7 +378,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("as_script", [True, False])
-def test_a_program_that_measures_has_its_own_command_in_the_journal_or_none(tmp_path, as_script):
+def test_journal_stores_the_command_of_a_measuring_script(tmp_path, as_script):
     (tmp_path / "train.py").write_text(MEASURES)
     program = ["train.py", "--lr", "0.1"] if as_script else ["-c", MEASURES, "--lr", "0.1"]
     subprocess.run(
@@ -390,7 +389,7 @@ def test_a_program_that_measures_has_its_own_command_in_the_journal_or_none(tmp_
     assert commands == ({f"{Path(sys.executable).name} train.py --lr 0.1"} if as_script else {""})
 
 
-def test_measured_runs_against_forecasts(tmp_path):
+def test_validate_compares_measured_runs_with_forecasts(tmp_path):
     file = tmp_path / "runs.csv"
     file.write_text(
         "model_spec,gpu,precision,batch_per_gpu,step_time_ms,file\n"
@@ -404,14 +403,14 @@ def test_measured_runs_against_forecasts(tmp_path):
         trainpace.validate("no-such-file.csv")
 
 
-def test_pandas_or_what_to_do(monkeypatch):
+def test_to_pandas_without_pandas_names_the_pip_command(monkeypatch):
     found = trainpace.forecast("resnet18", gpu="T4", batch=[1, 2], no_journal=True)
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(TrainpaceError, match="pip install 'trainpace"):
         found.to_pandas()
 
 
-def test_to_pandas():
+def test_to_pandas_returns_a_data_frame():
     pytest.importorskip("pandas")
     table = trainpace.forecast("resnet18", gpu="T4", batch=[1, 2], no_journal=True).to_pandas()
     assert list(table["batch"]) == [1, 2]

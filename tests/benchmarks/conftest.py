@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ that tests read, imported from a path that does not stay: its diagnose.py would hide tests/diagnose."""
+"""Import the scripts of benchmarks/ that tests use, then remove its path: benchmarks/diagnose.py would hide tests/diagnose."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report on held-out forecasts, on made-up runs."""
+"""The report on held-out forecasts, computed on synthetic runs."""
 
 import json
 import math
@@ -45,22 +45,22 @@ def judged(
 
 
 def cells(table):
-    """{first cell or cells: the others}, of lines below the head."""
+    """Return {first cell or cells: other cells} of the lines below the header."""
     split = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
     return {tuple(row[:-10]): row[-10:] for row in split}
 
 
-def test_errors():
+def test_errors_of_computes_mean_median_and_coverage():
     e = errors_of(
         [judged("T4", 100, 105), judged("T4", 100, 80), judged("T4", 100, 103, half_width=math.nan)]
     )
     assert (e.n, e.median, e.bias) == (3, pytest.approx(5), pytest.approx(3))
     assert e.mean == pytest.approx(28 / 3)
-    assert e.inside == pytest.approx(50)  # of the two that have an interval
+    assert e.inside == pytest.approx(50)  # of the two runs with an interval
     assert e.half_width == pytest.approx(10)
 
 
-def test_a_card_stands_in_one_line_for_each_kind_of_model():
+def test_by_card_has_one_row_per_model_kind():
     gpt = "transformers:gpt2.json"
     known = [
         judged("T4", 100, 110),
@@ -95,7 +95,7 @@ def test_a_card_stands_in_one_line_for_each_kind_of_model():
     assert by_card(rows, SIZES[2]) == []
 
 
-def test_software_and_precision():
+def test_by_software_counts_software_and_precision():
     rows = [
         judged("A100", 100, 110, software="torch1.9"),
         judged("A100", 100, 110, software="torch1.9", precision="amp_fp16"),
@@ -114,7 +114,7 @@ def test_software_and_precision():
     }
 
 
-def test_runs_in_one_node_have_a_line_of_their_own():
+def test_by_collection_lists_single_node_runs_separately():
     rows = [
         judged("A100", 100, 110),
         judged("A100", 100, 120, gpus=4),
@@ -126,7 +126,7 @@ def test_runs_in_one_node_have_a_line_of_their_own():
 
 
 def test_pairs_are_ranked_by_steps_and_by_samples():
-    # a step of 16 takes longer than one of 8, and trains more samples a second, which the forecast has wrong
+    # a step at batch 16 takes longer but trains more samples per second; the forecast ranks the throughput wrongly
     rows = [judged("A100", 100, 90, batch=8), judged("A100", 150, 190, batch=16)]
     assert order_of_executions(rows, a_sample=False) == (1, 1)
     assert order_of_executions(rows, a_sample=True) == (1, 0)
@@ -135,7 +135,7 @@ def test_pairs_are_ranked_by_steps_and_by_samples():
 @pytest.mark.parametrize(
     "other",
     [
-        judged("A100", 104, 80, batch=9),  # as good as equal
+        judged("A100", 104, 80, batch=9),  # nearly equal batch
         judged("A100", 200, 80),  # the same execution
         judged("T4", 200, 80, batch=16),
         judged("A100", 200, 80, batch=16, gpus=2),
@@ -143,14 +143,14 @@ def test_pairs_are_ranked_by_steps_and_by_samples():
         judged("A100", 200, 80, batch=16, software="torch1.9"),
     ],
 )
-def test_executions_that_nobody_ranks(other):
+def test_incomparable_executions_are_not_ranked(other):
     assert order_of_executions([judged("A100", 100, 100), other], a_sample=False).pairs == 0
 
 
-def test_an_interrupted_run_says_which_folds_it_holds(tmp_path):
+def test_interrupted_run_reports_missing_folds(tmp_path):
     row = [7, "1", 12.5, [0.5, 0.5], True, 0.1]
     (tmp_path / "family-1.json").write_text(json.dumps([row]))
-    (tmp_path / "kernels.pickle").write_bytes(b"")  # lies beside them
+    (tmp_path / "kernels.pickle").write_bytes(b"")  # an unrelated file
     found = read_folds(tmp_path)
     assert [tuple(row) for row in found["family"]] == [tuple(row)]
     assert found["device"] == []
@@ -159,7 +159,7 @@ def test_an_interrupted_run_says_which_folds_it_holds(tmp_path):
     assert all(fold in words for fold in FOLDS["device"])
 
 
-def test_the_chart_is_drawn(tmp_path):
+def test_accuracy_chart_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 

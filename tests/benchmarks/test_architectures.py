@@ -1,4 +1,4 @@
-"""Every architecture of the benchmark in a tiny size: traced with the FLOPs of an independent count, or refused by name."""
+"""A tiny version of every benchmark architecture is traced with the FLOPs of an independent count, or rejected by name."""
 
 import pytest
 from architecture_list import DIFFUSERS, OTHERS, REFUSED, TRANSFORMERS, architectures
@@ -11,10 +11,10 @@ LIBRARIES |= {name: "timm" for name, (_, tiny) in OTHERS.items() if tiny.startsw
 LIBRARIES |= {"GraphSAGE": "torch_geometric"}
 NAMES = [*TRANSFORMERS, *DIFFUSERS, *OTHERS]
 EVERY = 4
-"""Of the tiny ones so many times fewer are traced by `make test`; `pytest -m long` traces all."""
+"""`make test` traces one of this many tiny architectures; `pytest -m long` traces all."""
 
 
-def test_the_list_is_whole():
+def test_benchmark_lists_at_least_40_architectures():
     assert len(set(NAMES)) >= 40
     assert set(REFUSED) <= set(NAMES)
 
@@ -27,7 +27,7 @@ def test_the_list_is_whole():
         for i, name in enumerate(NAMES)
     ],
 )
-def test_a_tiny_one_is_traced_as_it_is_counted(name, tmp_path):
+def test_traced_flops_match_independent_count(name, tmp_path):
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name])
     architecture = next(one for one in architectures(tmp_path, tiny=True) if one.name == name)

@@ -1,4 +1,4 @@
-"""Charts of the documentation follow the reader's theme, and are small."""
+"""Charts of the documentation support light and dark themes and are small."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -9,7 +9,7 @@ from chart_gallery import ANSWERS, CHARTS, MOST_BYTES, ROOT, themed
 from trainpace.report.charts import INK, TONES
 
 
-def test_every_colour_of_the_palette_has_another_in_the_dark():
+def test_themed_chart_has_dark_mode_colors():
     light, dark = TONES["measured"]
     made = themed(
         f'<svg width="9"><path d="M 1.2345 2&#10; L 30.98765 4" style="fill: {light}; stroke: {INK[0]}"/></svg>'
@@ -27,7 +27,7 @@ def test_every_colour_of_the_palette_has_another_in_the_dark():
 @pytest.mark.parametrize(
     "name", [short for _, charts in ANSWERS.values() for short in charts.values()]
 )
-def test_the_committed_charts_are_small_themed_and_shown(name):
+def test_committed_charts_are_small_themed_and_documented(name):
     text = (CHARTS / f"{name}.svg").read_text(encoding="utf-8")
     assert len(text.encode()) <= MOST_BYTES
     assert "prefers-color-scheme:dark" in text

@@ -1,4 +1,4 @@
-"""Faults planted in the code for accelerators: a test that fails without any is no catch."""
+"""Faults planted in the accelerator code count as caught only by tests that pass without the fault."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A package of one function, in which one fault can be planted, and a test of it."""
+    """Create a package with one function, one plantable fault and one test."""
     (tmp_path / "src" / "trainpace").mkdir(parents=True)
     (tmp_path / "src" / "trainpace" / "__init__.py").write_text("")
     (tmp_path / "src" / "trainpace" / "clock.py").write_text("def ms(s):\n    return 1000 * s\n")
@@ -36,14 +36,14 @@ def project(tmp_path, monkeypatch):
     return tested
 
 
-def test_a_fault_is_caught_by_a_test_that_passes_without_it(project, capsys):
+def test_planted_fault_is_caught_by_passing_test(project, capsys):
     result = project("assert ms(2) == 2000")
     accelerator_faults.main()
     assert "| wrong unit | `clock.py` | `test_unit` |" in result.read_text()
     assert "catch 1 of 1" in capsys.readouterr().out
 
 
-def test_a_test_that_fails_without_a_fault_ends_the_benchmark(project):
+def test_test_failing_without_fault_stops_benchmark(project):
     result = project("assert ms(2) == 1")
     with pytest.raises(SystemExit, match="test_unit fails without any fault"):
         accelerator_faults.main()

@@ -1,4 +1,4 @@
-"""Random architectures: the same everywhere, and they train and trace."""
+"""Random architectures are reproducible on every machine, train and can be traced."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ from random_models import FAMILIES, STEP_MS, Transformer, architecture, build
 from trainpace.core.records import to_json
 from trainpace.workload import load_workload
 
-# measurements are stored under these names, so what a seed means never changes
+# stored measurements use these names, so the meaning of a seed must never change
 GOLDEN = {
     ("mlp", 0): "cf6e4f7b1cf2c8d8",
     ("mlp", 1234567): "7b627b568f531e35",
@@ -25,20 +25,20 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("drawn", GOLDEN)
-def test_a_seed_is_the_same_architecture_on_every_machine(drawn):
+def test_seed_gives_same_architecture_on_every_machine(drawn):
     text = to_json(architecture(*drawn))
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == GOLDEN[drawn]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_seeds_differ_and_stay_within_the_time(family):
+def test_seeds_differ_and_stay_within_step_time(family):
     drawn = [architecture(family, seed) for seed in range(300)]
     assert len(set(map(repr, drawn))) > 290
     assert all(STEP_MS[0] <= a.rough_step_ms() <= STEP_MS[1] for a in drawn)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_trains(family):
+def test_random_model_trains(family):
     torch.manual_seed(0)
     for seed in range(3):
         parts = build(family, seed)
@@ -51,7 +51,7 @@ def test_it_trains(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_can_be_named_as_a_model(family):
+def test_random_model_can_be_loaded_by_name(family):
     file = Path(__file__).parents[2] / "benchmarks" / "random_models.py"
     workload = load_workload(f"{file}:{family}_1", ("fp32",))
     assert workload.model == f"random_models.py:{family}_1"
@@ -59,7 +59,7 @@ def test_it_can_be_named_as_a_model(family):
     assert workload.parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_a_decoder_sees_no_later_token():
+def test_decoder_does_not_attend_to_later_tokens():
     drawn = (architecture("transformer", seed) for seed in range(100))
     seed, a = next(
         (seed, a)

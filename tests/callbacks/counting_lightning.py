@@ -1,5 +1,7 @@
-"""Fits with Lightning under each of the settings in argv[1]; prints a line each: for every batch, what the callback said was still to come and what
-then came."""
+"""Train with Lightning under each setting in argv[1] and print one line per setting.
+
+A line lists, for every batch, the counts that the callback predicted and the actual ones.
+"""
 
 import json
 import sys

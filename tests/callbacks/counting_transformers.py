@@ -1,5 +1,8 @@
-"""Trains with Hugging Face's Trainer under each of the settings in argv[1]; prints a line each: for every step, what the callback said was still to
-come and what then came."""
+"""Train with Hugging Face's Trainer under each setting in argv[1].
+
+The script prints one line per setting. A line lists, for every step, the counts that the callback
+predicted and the actual ones.
+"""
 
 import json
 import sys

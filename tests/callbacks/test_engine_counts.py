@@ -1,4 +1,4 @@
-"""What the callbacks say is still to come, at every step of real trainings, against what then came."""
+"""The callbacks' remaining counts match real trainings at every step."""
 
 import json
 import os
@@ -17,7 +17,7 @@ NO_SAVE = {"save_strategy": "no"}
 
 
 def train(script, settings):
-    """What the script says of each of the settings, all in one process: importing an engine takes seconds."""
+    """Run the script for all settings in one process, since importing an engine takes seconds."""
     path = [str(ROOT / "src"), str(ROOT / ".engines"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [
@@ -86,7 +86,7 @@ LIGHTNING = {
 
 
 @pytest.mark.slow
-def test_transformers():
+def test_transformers_callback_counts_match_the_training():
     settings = [{"per_device_train_batch_size": 4, **one} for one in TRANSFORMERS.values()]
     for found in train("counting_transformers.py", settings)[0]:
         assert_all_came(found)
@@ -94,7 +94,7 @@ def test_transformers():
 
 @NEEDS_ENGINES
 @pytest.mark.slow
-def test_lightning():
+def test_lightning_callback_counts_match_the_training():
     for name, found in zip(
         LIGHTNING, train("counting_lightning.py", list(LIGHTNING.values()))[0], strict=True
     ):
@@ -103,7 +103,7 @@ def test_lightning():
 
 
 @pytest.mark.slow
-def test_an_error_of_ours_ends_the_callback_and_not_the_training():
+def test_callback_error_disables_the_callback_and_training_continues():
     (found,), said = train("counting_transformers.py", [{**NO_SAVE, "max_steps": 12, "raises": 1}])
     assert found["end"][0] == 12
     assert found["off"]

@@ -1,4 +1,4 @@
-"""Lightning's rules as counts, against a loop that goes through them batch by batch."""
+"""The remaining counts of Lightning match a loop that simulates a fit batch by batch."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from trainpace.callbacks.time_left import FitState, remaining_counts
 
 
 def loop(s):
-    """A fit from the state on, one batch at a time."""
+    """Simulate the rest of a fit, one batch at a time."""
     batches = evaluations = epochs = 0
     epoch, batch, total, step = s.epoch, s.batch, s.total_batch, s.global_step
     every = s.epoch_batches if s.val_every_batches is None else s.val_every_batches
@@ -55,13 +55,13 @@ def states(draw):
 
 
 @given(states())
-def test_as_the_loop_goes(state):
+def test_remaining_counts_match_a_simulated_loop(state):
     left = remaining_counts(state)
     assert (left.batches, left.evaluations, left.epochs) == loop(state)
     assert left.total_batches == state.total_batch + left.batches
 
 
-def test_a_fit_without_batches_is_over():
+def test_fit_without_batches_has_nothing_left():
     for max_steps in (None, 100):
         state = FitState(
             0, 0, 0, 0, max_epochs=5, max_steps=max_steps, accumulation=2, val_every_batches=None
@@ -69,7 +69,7 @@ def test_a_fit_without_batches_is_over():
         assert remaining_counts(state) == (0, 0, 0, 0)
 
 
-def test_an_end_that_nobody_knows():
+def test_remaining_counts_are_none_for_an_unknown_end():
     assert remaining_counts(FitState(0, 3, 3, None, max_epochs=2)) is None
     assert remaining_counts(FitState(0, 3, 3, 10, max_epochs=None)) is None
     assert (

@@ -1,4 +1,4 @@
-"""How a Trainer trained, as the journal keeps it."""
+"""Tests of the execution that the Trainer callback stores in the journal."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from trainpace.callbacks.huggingface import _execution_of
 
 
 @pytest.mark.parametrize(("local", "nodes", "each"), [("4", 2, 4), (None, 1, 8)])
-def test_ranks_by_node(monkeypatch, local, nodes, each):
+def test_nodes_follow_from_local_world_size(monkeypatch, local, nodes, each):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)

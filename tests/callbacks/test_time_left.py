@@ -1,4 +1,4 @@
-"""Time left from simulated runs: what was foretold against what then was."""
+"""The estimated time left matches simulated runs."""
 
 import math
 import random
@@ -46,11 +46,11 @@ def errors(times, shares=(0.05, 0.1, 0.25, 0.5, 0.75)):
     ],
     ids=["even", "noisy", "compiles", "compiles for eight steps", "every fifth is slow", "waves"],
 )
-def test_within_a_tenth_after_a_twentieth(run, seed):
+def test_error_is_below_10_percent_after_5_percent_of_steps(run, seed):
     assert max(map(abs, errors(steps_of(seed, **run)))) < 0.1
 
 
-def test_a_pause_at_every_fiftieth_step_counts_and_a_single_stall_does_not():
+def test_recurring_pauses_count_and_a_single_stall_does_not():
     recurring = steps_of(1, noise=0.02, spike_every=50)
     assert max(map(abs, errors(recurring, (0.25, 0.5, 0.75)))) < 0.05
     once = steps_of(1, noise=0.02)
@@ -59,7 +59,7 @@ def test_a_pause_at_every_fiftieth_step_counts_and_a_single_stall_does_not():
     assert abs(errors(once, (0.5,))[0]) < 0.02
 
 
-def test_a_change_that_lasts_is_believed_the_more_the_longer_it_lasts():
+def test_error_shrinks_the_longer_a_new_pace_lasts():
     times = steps_of(2, noise=0.02, pace=lambda i: 0.1 if i < 400 else 0.2)
     after_20, after_100, after_400 = (abs(e) for e in errors(times, (0.42, 0.5, 0.8)))
     assert after_20 > after_100 > after_400
@@ -72,12 +72,12 @@ def test_ten_quick_steps_do_not_halve_the_time_left():
     assert abs(errors(times, (0.5,))[0]) < 0.1
 
 
-def test_the_interval_holds_nine_of_ten():
+def test_interval_covers_90_percent_of_runs():
     held = 0
     runs = 300
     for seed in range(runs):
         rng = random.Random(1000 + seed)
-        # paces that wander: every stretch of 50 steps has its own
+        # the pace drifts: every 50 steps have their own
         levels = [0.1 * math.exp(rng.gauss(0, 0.04)) for _ in range(STEPS // 50)]
         times = steps_of(seed, noise=0.1, pace=lambda i, levels=levels: levels[i // 50])
         done = rng.choice([100, 250, 500, 750])
@@ -86,7 +86,7 @@ def test_the_interval_holds_nine_of_ten():
     assert held / runs > 0.85
 
 
-def test_evaluations_and_checkpoints_are_apart_from_steps():
+def test_evaluations_and_checkpoints_are_estimated_separately_from_steps():
     evaluations = Other("evaluation", [12.0, 10.0, 10.2, 9.8], times_left=6)
     left = time_left(400, 1000, [0.1] * 400, 600, [evaluations, Other("checkpoint", [2.0], 3)])
     assert left.seconds == pytest.approx(60 + 60 + 6, rel=0.01)
@@ -97,10 +97,10 @@ def test_evaluations_and_checkpoints_are_apart_from_steps():
     assert left.interval_s.low < 126 < left.interval_s.high
 
 
-def test_what_was_never_seen_is_guessed_or_named():
+def test_unseen_evaluations_use_a_guess_or_are_reported_as_unseen():
     guessed = time_left(10, 100, [1.0] * 10, 90, [Other("evaluation", [], 2, guess_s=5.0)])
     assert guessed.seconds == pytest.approx(100)
-    assert guessed.interval_s.high - guessed.seconds > 9  # it may be twice as long
+    assert guessed.interval_s.high - guessed.seconds > 9  # the guess may be half the real time
     unknown = time_left(
         10, 100, [1.0] * 10, 90, [Other("checkpoint", [], 2), Other("evaluation", [], 0)]
     )
@@ -108,16 +108,16 @@ def test_what_was_never_seen_is_guessed_or_named():
     assert unknown.unseen == ("checkpoint",)
 
 
-def test_nothing_timed_nothing_said():
+def test_time_left_is_none_without_timed_steps():
     assert time_left(0, 100, [], 100) is None
 
 
-def test_the_end_is_the_end():
+def test_time_left_is_zero_after_the_last_step():
     left = time_left(100, 100, [1.0] * 100, 0)
     assert left.seconds == left.interval_s.low == 0
 
 
-def test_a_step_under_way_counts():
+def test_current_step_is_subtracted_from_time_left():
     begun = time_left(10, 20, [1.0] * 10, 10, since_s=0.4)
     assert begun.seconds == pytest.approx(9.6)
     hangs = time_left(10, 20, [1.0] * 10, 10, since_s=500)
@@ -125,7 +125,7 @@ def test_a_step_under_way_counts():
 
 
 @pytest.mark.parametrize("wrong", [{"steps_left": -1}, {"since_s": -1}, {"step_s": [-1.0]}])
-def test_below_zero_is_refused(wrong):
+def test_negative_values_raise(wrong):
     with pytest.raises(TrainpaceError):
         time_left(**{"step": 1, "total_steps": 2, "step_s": [1.0], "steps_left": 1, **wrong})
 
@@ -139,7 +139,7 @@ seconds = st.floats(1e-6, 1e6)
     st.lists(seconds, max_size=5),
     st.floats(0, 1e6),
 )
-def test_always_an_interval_around_it(step_s, steps_left, evaluations, since):
+def test_interval_contains_the_estimate(step_s, steps_left, evaluations, since):
     left = time_left(
         len(step_s),
         len(step_s) + steps_left,
@@ -154,24 +154,24 @@ def test_always_an_interval_around_it(step_s, steps_left, evaluations, since):
 
 
 @given(st.lists(seconds, min_size=1, max_size=200), st.integers(1, 10**6), st.floats(1e-3, 1e3))
-def test_units_do_not_matter(step_s, steps_left, factor):
+def test_time_left_scales_with_step_time(step_s, steps_left, factor):
     one = time_left(1, 2, step_s, steps_left)
     other = time_left(1, 2, [factor * s for s in step_s], steps_left)
     assert other.seconds == pytest.approx(factor * one.seconds, rel=1e-3)
 
 
 @given(st.lists(seconds, min_size=1, max_size=100), st.integers(0, 1000), st.integers(1, 1000))
-def test_more_steps_take_no_less(step_s, steps_left, more):
+def test_more_steps_never_take_less_time(step_s, steps_left, more):
     few, many = (time_left(1, 2, step_s, n).seconds for n in (steps_left, steps_left + more))
     assert many >= few * (1 - 1e-9)
 
 
 @given(st.integers(-3, 50), st.integers(0, 500), st.integers(0, 500))
-def test_multiples(every, after, last):
+def test_multiples_in_counts_multiples_within_a_range(every, after, last):
     expected = sum(1 for i in range(after + 1, last + 1) if every > 0 and i % every == 0)
     assert multiples_in(every, after, last) == expected
 
 
-def test_the_mean_of_a_long_run_is_its_own():
+def test_pace_of_a_long_run_matches_its_mean():
     times = steps_of(7, noise=0.2)
     assert pace_of(times, 1000).mean_s == pytest.approx(statistics.fmean(times), rel=0.02)

@@ -1,4 +1,4 @@
-"""The GitHub Action's own shell steps and the pre-commit hook's own command, on a tiny script with a planted slowdown."""
+"""Tests of the GitHub Action and the pre-commit hook on a script with a planted slowdown."""
 
 import os
 import re
@@ -25,12 +25,12 @@ for step in range(40):
 """
 FAST, SLOW = SCRIPT.replace("SECONDS", "0.05"), SCRIPT.replace("SECONDS", "0.12")
 TOLERANCE = "0.3"
-"""The runner of a test is shared with other work."""
+"""Wide, because the test machine is shared with other work."""
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository of one commit with the fast script, in which `trainpace` and `python` are this environment's."""
+    """Return a repository with one commit of the fast script, using this environment's commands."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -68,7 +68,7 @@ def step(name):
 
 
 def run_step(name, folder, base, **inputs):
-    """A step as GitHub's runner runs it, with its inputs where `env` says."""
+    """Run a step as the GitHub runner does, with its inputs in the environment."""
     values = {key: one.get("default", "") for key, one in ACTION["inputs"].items()} | inputs
     (folder.parent / "summary.md").unlink(missing_ok=True)
     environment = dict(
@@ -95,7 +95,7 @@ INPUTS = {"command": "python train.py", "directory": "src", "tolerance": TOLERAN
 
 
 @pytest.mark.slow
-def test_a_planted_slowdown_fails_after_it_was_seen_twice(repository):
+def test_action_fails_after_a_slowdown_is_confirmed_twice(repository):
     base = git(repository, "rev-parse", "HEAD")
     commit(repository, SLOW)
     done = run_step(COMPARE, repository, base, **INPUTS)
@@ -108,7 +108,7 @@ def test_a_planted_slowdown_fails_after_it_was_seen_twice(repository):
 
 
 @pytest.mark.slow
-def test_without_a_slowdown_it_passes_and_looks_once(repository):
+def test_action_passes_after_one_comparison_without_a_slowdown(repository):
     base = git(repository, "rev-parse", "HEAD")
     commit(repository, FAST + "# as fast\n")
     setup = 'echo "set up in $(git rev-parse HEAD)" >&2'
@@ -121,19 +121,19 @@ def test_without_a_slowdown_it_passes_and_looks_once(repository):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_is_no_regression(repository):
+def test_failing_command_is_not_reported_as_a_regression(repository):
     base = commit(repository, "raise SystemExit(7)")
     done = run_step(COMPARE, repository, base, **INPUTS)
     assert (done.returncode, "Regressed" in done.stdout) == (7, False)
 
 
-def test_a_base_that_is_none_is_one_sentence(repository):
+def test_unknown_base_commit_is_reported(repository):
     done = run_step(COMPARE, repository, "0" * 40, **INPUTS)
     assert done.returncode == 2
     assert "there is no commit" in done.stderr
 
 
-def test_inputs_never_become_part_of_a_script():
+def test_action_inputs_are_passed_only_through_env():
     for one in ACTION["runs"]["steps"]:
         assert "${{" not in one["run"]
         assert all("${{ inputs." in expression for expression in one["env"].values())
@@ -151,7 +151,7 @@ def hook_command():
 
 
 @pytest.mark.slow
-def test_the_hooks_own_command(repository):
+def test_pre_commit_hook_detects_a_slowdown(repository):
     folder = repository / "src"
     environment = dict(os.environ, COLUMNS="200")
 
@@ -171,7 +171,7 @@ def test_the_hooks_own_command(repository):
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck(tmp_path):
+def test_action_scripts_pass_shellcheck(tmp_path):
     for one in ACTION["runs"]["steps"]:
         (tmp_path / "step.sh").write_text("#!/usr/bin/env bash\n" + one["run"])
         subprocess.run(["shellcheck", tmp_path / "step.sh"], check=True)

@@ -1,4 +1,4 @@
-"""`trainpace calibrate --hosts`: what a user can get wrong."""
+"""Tests of errors in `trainpace calibrate --hosts`."""
 
 import pytest
 from click.testing import CliRunner
@@ -9,7 +9,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.measure.collectives import measure_host_links
 
 
-def test_without_a_profile_it_says_what_comes_first(tmp_path):
+def test_calibrating_hosts_without_a_profile_hints_at_calibrate(tmp_path):
     result = CliRunner().invoke(
         command_of(calibrate), ["--hosts", "--output", str(tmp_path / "none.json")]
     )
@@ -18,11 +18,11 @@ def test_without_a_profile_it_says_what_comes_first(tmp_path):
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "fast"])
-def test_a_bandwidth_is_a_number_above_zero(rate):
+def test_network_bandwidth_must_be_positive(rate):
     assert CliRunner().invoke(command_of(calibrate), ["--hosts", "--network", rate]).exit_code == 2
 
 
-def test_outside_torchrun_it_says_how_to_start(monkeypatch):
+def test_measuring_host_links_outside_torchrun_hints_at_torchrun(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(TrainpaceError, match="two hosts") as caught:

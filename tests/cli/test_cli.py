@@ -1,4 +1,4 @@
-"""The real command in a real process: answers, exit codes, and bad input of every kind."""
+"""Tests of the command in a real process: answers, exit codes and bad input."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def task(tmp_path):
     return file
 
 
-def test_schedule():
+def test_schedule_computes_steps_time_and_cost():
     answer = ask(*RUN, "--step-time", "210ms", "--price", "2.50")
     assert answer["time"]["steps"] == 450450
     assert answer["total_s"] == pytest.approx(94594.5)
@@ -79,7 +79,7 @@ def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
         assert before["step_time_ms"] < row["step_time_ms"] < 1.5 * before["step_time_ms"]
     (jumps,) = scaled["jumps"].values()
     assert jumps
-    for jump in jumps:  # the jump is of the steps that are shown
+    for jump in jumps:  # the jump refers to the shown step times
         shown = next(row for row in scaled["rows"] if row["batch"] == jump["batch"])
         assert jump["after_ms"] == pytest.approx(shown["step_time_ms"])
     file.write_text("[]")
@@ -89,7 +89,7 @@ def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
     )
 
 
-def test_forecast_of_a_calibrated_machine(tmp_path):
+def test_forecast_uses_a_calibrated_machine_profile(tmp_path):
     save(machine_profile(), tmp_path / "profile.json")
     (row,) = ask("forecast", "resnet18", "--calibrated", tmp_path / "profile.json", "--batch", "8")[
         "rows"
@@ -99,7 +99,7 @@ def test_forecast_of_a_calibrated_machine(tmp_path):
     assert row["step_time_ms"] > 8 * 1e3 * 3 * 2 * 1.8e9 / 0.1e12
 
 
-def test_schedule_of_the_thesis():
+def test_schedule_from_epoch_time_repeats_and_speedup():
     done = trainpace(
         "schedule",
         "--epoch-time",
@@ -116,13 +116,13 @@ def test_schedule_of_the_thesis():
         assert part in done.stdout
 
 
-def test_a_missed_deadline_is_exit_1_and_says_by_how_much():
+def test_missed_deadline_exits_1_and_states_the_excess():
     done = trainpace(*RUN, "--step-time", "210ms", "--deadline", "24h")
     assert done.returncode == 1
     assert "2 h 17 min over 24 h" in done.stdout
 
 
-def test_files_and_options_together():
+def test_schedule_combines_config_files_and_options():
     files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json", "train.sbatch")]
     done = trainpace(
         "schedule", *files, "--samples", "1281167", "--epochs", "90", "--step-time", "150ms"
@@ -132,7 +132,7 @@ def test_files_and_options_together():
     assert "16 micro-batch x 2 accumulation x 8 data parallel" in " ".join(done.stdout.split())
 
 
-def test_files_that_contradict_each_other():
+def test_contradicting_config_files_exit_2_and_are_named():
     files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json")]
     done = trainpace(
         "schedule",
@@ -154,7 +154,7 @@ def test_files_that_contradict_each_other():
         assert part in done.stderr
 
 
-def test_an_option_that_contradicts_a_file():
+def test_option_contradicting_a_config_file_exits_2():
     done = trainpace(
         "schedule",
         "--config",
@@ -170,7 +170,7 @@ def test_an_option_that_contradicts_a_file():
     assert "4 on the command line and 16 in" in done.stderr
 
 
-def test_forecast_rows_keep_the_contract():
+def test_forecast_json_rows_have_the_documented_fields():
     answer = ask(
         "forecast",
         "resnet18",
@@ -213,7 +213,7 @@ def test_forecast_rows_keep_the_contract():
         assert row["step_time_ms_low"] < row["step_time_ms"] < row["step_time_ms_high"]
 
 
-def test_forecast_saves_a_workload_that_serves_every_precision(task, tmp_path):
+def test_saved_workload_forecasts_every_precision(task, tmp_path):
     saved = tmp_path / "w.json"
     assert (
         trainpace("forecast", f"{task}:task", "--gpu", "T4", "--save-workload", saved).returncode
@@ -228,7 +228,7 @@ def test_forecast_saves_a_workload_that_serves_every_precision(task, tmp_path):
         )
 
 
-def test_forecast_of_the_whole_training():
+def test_forecast_includes_training_time_and_cost():
     answer = ask(
         "forecast",
         "resnet18",
@@ -249,19 +249,19 @@ def test_forecast_of_the_whole_training():
     assert row["cost_usd"] == pytest.approx(row["training_time_s"] / 3600 * 12)
 
 
-def test_what_does_not_fit_is_exit_1():
+def test_out_of_memory_forecast_exits_1():
     done = trainpace("forecast", "vgg16", "--gpu", "T4", "--batch", "1024")
     assert done.returncode == 1
     assert "No: it does not fit in memory." in done.stdout
 
 
-def test_a_card_without_bf16_is_exit_1_with_the_reason():
+def test_bf16_on_a_card_without_it_exits_1():
     done = trainpace("forecast", "resnet18", "--gpu", "V100", "--precision", "amp_bf16")
     assert done.returncode == 1
     assert "no bf16 matrix rate" in done.stdout
 
 
-def test_measure_saves_what_it_measured(task, tmp_path):
+def test_measure_saves_its_measurements(task, tmp_path):
     saved = tmp_path / "m.json"
     done = trainpace(
         "measure",
@@ -282,13 +282,13 @@ def test_measure_saves_what_it_measured(task, tmp_path):
     assert "Best throughput" in done.stdout
 
 
-def test_gpus():
+def test_gpus_lists_and_shows_cards():
     assert "RTX 3090" in trainpace("gpus").stdout
     assert "936" in trainpace("gpus", "NVIDIA GeForce RTX 3090").stdout
     assert ask("gpus", "T4")["memory_gib"]["kind"] in ("datasheet", "secondary")
 
 
-def test_a_device_of_ones_own(tmp_path):
+def test_forecast_accepts_a_custom_gpu_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
         '[[gpu]]\nname = "My card"\nfp32_tflops = 10\nmemory_bandwidth_gb_per_s = 500\nmemory_gib = 8\n'
@@ -353,7 +353,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence_and_exit_2(name):
+def test_bad_input_exits_2_with_one_message(name):
     done = trainpace(*BAD[name])
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -364,7 +364,7 @@ def test_bad_input_is_one_sentence_and_exit_2(name):
 
 
 @pytest.mark.parametrize("function", ["broken", "nothing"])
-def test_a_model_that_raises_is_exit_2(task, function):
+def test_model_function_that_raises_exits_2(task, function):
     for verb in (["forecast", "--gpu", "T4"], ["measure"]):
         done = trainpace(verb[0], f"{task}:{function}", *verb[1:])
         assert done.returncode == 2
@@ -372,14 +372,14 @@ def test_a_model_that_raises_is_exit_2(task, function):
         assert ("no such luck" if function == "broken" else "unknown function") in done.stderr
 
 
-def test_output_into_a_closed_pipe():
+def test_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m trainpace gpus | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", [[], ["schedule"], ["forecast"], ["measure"], ["gpus"]])
-def test_help(verb):
+def test_help_fits_the_line_width(verb):
     done = trainpace(*verb, "--help")
     assert done.returncode == 0
     assert "trainpace" in done.stdout
@@ -387,7 +387,7 @@ def test_help(verb):
 
 
 @pytest.mark.parametrize("verb", ["forecast", "plan", "match", "measure", "schedule", "run"])
-def test_help_shows_common_options_and_help_all_every_one(verb, monkeypatch):
+def test_help_shows_common_options_and_help_all_shows_every_option(verb, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     short, whole = (trainpace(verb, option).stdout for option in ("--help", "--help-all"))
     options = {word for word in whole.split() if word.startswith("--")}
@@ -413,7 +413,7 @@ def test_help_shows_common_options_and_help_all_every_one(verb, monkeypatch):
         (("schedule", "--help-all"), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
     ],
 )
-def test_a_default_of_0_is_shown_and_a_small_one_without_exponent(command, lines):
+def test_help_shows_zero_defaults_and_small_defaults_without_exponent(command, lines):
     shown = command if "--help-all" in command else (*command, "--help")
     text = " ".join(trainpace(*shown).stdout.split())
     for line in lines:

@@ -1,4 +1,4 @@
-"""Commands whose input or output is closed, full, or read only in part."""
+"""Tests of commands with closed, full or partly read standard streams."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def shell(line):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_matter(closed, tmp_path):
+def test_command_succeeds_with_closed_standard_streams(closed, tmp_path):
     page = tmp_path / "page.html"
     done = shell(f"trainpace {FORECAST} --html {page} {closed}")
     assert done.returncode == 0
@@ -27,7 +27,7 @@ def test_closed_streams_are_no_matter(closed, tmp_path):
 
 
 @pytest.mark.parametrize("words", [FORECAST, f"{FORECAST} --json", "--help"])
-def test_a_full_disk_is_one_sentence(words):
+def test_full_disk_on_stdout_is_reported_in_one_line(words):
     done = shell(f"trainpace {words} > /dev/full")
     assert (done.returncode, done.stderr) == (
         2,
@@ -36,13 +36,13 @@ def test_a_full_disk_is_one_sentence(words):
 
 
 @pytest.mark.parametrize("words", ["gpus", "gpus --json", "offers --json"])
-def test_a_reader_that_has_seen_enough(words):
+def test_reader_closing_the_pipe_early_is_not_an_error(words):
     done = shell(f"trainpace {words} | head -1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("place", ["/dev/full", "/", "/no/such/folder/page.html"])
-def test_where_no_file_can_be_written_is_said_before_anything_starts(place):
+def test_unwritable_output_path_is_rejected_before_work_starts(place):
     done = shell(f"trainpace {FORECAST} --html {place}")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Invalid value for '--html'" in done.stderr

@@ -1,4 +1,4 @@
-"""What a shell completes, asked as a shell asks, and how little that imports."""
+"""Tests of shell completion and of the modules that it imports."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ ASK = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.
 
 
 def complete(line, shell="bash"):
-    """The completions of the last word, and the modules that were imported for them."""
+    """Return the completions of the last word and the imported modules."""
     words = line.split(" ")
     environment = dict(
         os.environ,
@@ -58,14 +58,14 @@ def complete(line, shell="bash"):
         ("trainpace nonsense --o", [], ["plain,--output"]),
     ],
 )
-def test_a_line(line, wanted, unwanted):
+def test_completion_suggests_verbs_models_and_options(line, wanted, unwanted):
     found, modules = complete(line)
     assert set(wanted) <= set(found)
     assert not set(unwanted) & set(found)
     assert modules & HEAVY <= ({"sqlalchemy"} if "journal" in line else set())
 
 
-def test_a_completed_card_is_a_card():
+def test_completed_gpu_names_are_known_gpus():
     from trainpace.core.hardware import find_device
 
     cards = [line.removeprefix("plain,") for line in complete("trainpace forecast --gpu ")[0]]
@@ -73,17 +73,17 @@ def test_a_completed_card_is_a_card():
     assert len({find_device(card).name for card in cards}) == len(cards)
 
 
-def test_a_list_of_verbs_imports_no_verb():
+def test_completing_verbs_imports_no_heavy_modules():
     assert not complete("trainpace ")[1] & (HEAVY | {"msgspec", "numpy"})
 
 
-def test_zsh_gets_the_sentence_too():
+def test_zsh_completion_includes_summaries():
     lines = complete("trainpace ", "zsh")[0]
     assert lines[lines.index("forecast") + 1] == SUMMARIES["forecast"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_in_bash_itself():
+def test_completion_works_in_bash():
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = """
         eval "$(_TRAINPACE_COMPLETE=bash_source trainpace)"

@@ -1,4 +1,4 @@
-"""Without --precision a forecast is of what torch does by itself, or of the dtype that a configuration states."""
+"""The default precision of a forecast follows PyTorch or the dtype of the configuration."""
 
 import json
 
@@ -25,11 +25,11 @@ def row_of(capsys, *words, gpu="A100"):
 
 
 @pytest.mark.parametrize(("gpu", "precision"), [("A100", "torch_fp32"), ("T4", "fp32")])
-def test_the_default_precision_is_what_torch_does_by_itself(capsys, gpu, precision):
+def test_default_precision_matches_pytorch_defaults(capsys, gpu, precision):
     assert row_of(capsys, "resnet18", gpu=gpu)["precision"] == precision
 
 
-def test_torch_lets_convolutions_use_tf32_and_matmuls_not(capsys, tmp_path):
+def test_torch_fp32_uses_tf32_for_convolutions_but_not_matmuls(capsys, tmp_path):
     def step_ms(model, precision):
         return row_of(capsys, model, "--precision", precision, "--batch", "64", gpu="A100")[
             "step_time_ms"
@@ -48,7 +48,7 @@ def test_torch_lets_convolutions_use_tf32_and_matmuls_not(capsys, tmp_path):
     assert tf32 < torchs == plain
 
 
-def test_the_dtype_of_a_configuration_is_the_default_precision(capsys, tmp_path):
+def test_config_dtype_sets_the_default_precision(capsys, tmp_path):
     config = GPT2 | {"n_layer": 1, "n_embd": 64, "n_head": 2}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))

@@ -1,4 +1,4 @@
-"""A command that a scheduler ends with SIGTERM, or whose terminal closes, leaves no file behind, and its code says the signal."""
+"""A command ended by a signal leaves no files and exits with 128 plus the signal number."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def begun(folder, *before):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_leaves_nothing(folder, number):
+def test_signal_removes_temporary_files_and_sets_the_exit_code(folder, number):
     process = begun(folder)
     assert list((folder / "temporary").glob("trainpace-*"))
     process.send_signal(number)
@@ -55,7 +55,7 @@ def test_a_signal_leaves_nothing(folder, number):
     assert not list((folder / "temporary").glob("trainpace-*"))
 
 
-def test_under_nohup_a_closed_terminal_ends_nothing(folder):
+def test_sighup_under_nohup_does_not_end_the_command(folder):
     process = begun(folder, "nohup")
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):

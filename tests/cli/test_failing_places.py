@@ -1,4 +1,4 @@
-"""Commands that write, where the disk is full, may only be read, or is gone under them: one sentence, and what was there stays."""
+"""Commands report full, read-only or removed output folders in one line."""
 
 import os
 import subprocess
@@ -97,7 +97,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def place(folder):
-    """A file system of a MiB."""
+    """Mount a file system of 1 MiB."""
     place = folder / "PLACE"
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place]
     if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
@@ -125,7 +125,7 @@ def fill(place):
 
 
 def said(done):
-    """The one sentence at the end."""
+    """Return the error message, which is the last line."""
     assert "Traceback" not in done.stderr, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("trainpace: ")
@@ -134,7 +134,7 @@ def said(done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_a_full_disk(folder, place, verb):
+def test_full_disk_is_reported_and_existing_files_stay(folder, place, verb):
     fill(place)
     done = trainpace(folder, *COMMANDS[verb])
     assert done.returncode == 2
@@ -151,7 +151,7 @@ def test_a_full_disk(folder, place, verb):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_a_folder_that_may_only_be_read(folder, place, verb):
+def test_read_only_folder_is_reported(folder, place, verb):
     subprocess.run(["mount", "-o", "remount,ro", place], check=True)
     done = trainpace(folder, *COMMANDS[verb])
     assert done.returncode == 2
@@ -160,7 +160,7 @@ def test_a_folder_that_may_only_be_read(folder, place, verb):
 
 
 @pytest.mark.slow
-def test_a_journal_that_may_only_be_read_is_told_before_anything_is_measured(folder, place):
+def test_read_only_journal_is_reported_before_measuring(folder, place):
     with Journal.open(str(place / "journal.db")):
         pass
     subprocess.run(["mount", "-o", "remount,ro", place], check=True)
@@ -172,7 +172,7 @@ def test_a_journal_that_may_only_be_read_is_told_before_anything_is_measured(fol
 
 
 @pytest.mark.slow
-def test_a_disk_that_runs_full_under_the_recorder_leaves_the_script_alone(folder, place):
+def test_script_continues_if_the_recorder_disk_fills_up(folder, place):
     (folder / "train.py").write_text(
         f"ballast = open({str(place / 'ballast')!r}, 'wb', buffering=0)\ntry:\n    while True: ballast.write(bytes(4096))\n"
         f"except OSError: pass\n{TRAIN}"
@@ -184,15 +184,15 @@ def test_a_disk_that_runs_full_under_the_recorder_leaves_the_script_alone(folder
     assert "no space left on device" in done.stderr.lower()
 
 
-# --- folders that are removed meanwhile
+# --- folders removed during a command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["measure", "run", "precompute"])
-def test_a_folder_that_is_removed_meanwhile(folder, verb):
+def test_output_folder_removed_during_a_command_is_reported(folder, verb):
     place = {"measure": "PLACE", "run": "PLACE/climb", "precompute": "PLACE/shards"}[verb]
     (folder / "remove").write_text(str(folder / place))
-    if verb == "measure":  # once, so that the journal is there when the first probe begins
+    if verb == "measure":  # so that the journal exists for the first probe
         (folder / "task.py").write_text(
             TASK.replace("shutil.rmtree(folder)", "shutil.rmtree(folder, ignore_errors=True)")
         )
@@ -202,18 +202,18 @@ def test_a_folder_that_is_removed_meanwhile(folder, verb):
 
 
 @pytest.mark.slow
-def test_a_recording_that_its_script_removes(folder):
+def test_recording_removed_by_the_script_is_not_an_error(folder):
     done = trainpace(folder, *WATCH, str(folder / "PLACE" / "recorded"))
     assert "trained\n" in done.stdout
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
 
-# --- a clock that is set
+# --- changes of the wall clock
 
 
-def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
-    """A command under the recorder, while the wall clock is set back by an hour."""
+def test_durations_ignore_changes_of_the_wall_clock(tmp_path, monkeypatch):
+    """The wall clock is set back by an hour while a command is recorded."""
     import json
 
     from trainpace.watch import command
@@ -229,7 +229,7 @@ def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
     assert note["started"] == 1e9
 
 
-def test_wall_clocks_are_only_read_for_points_in_time():
+def test_wall_clock_is_read_only_in_listed_modules():
     """These modules record when something happened, or compare with file times."""
     package = Path(__file__).parents[2] / "src" / "trainpace"
     moments = {"watch/command.py", "run/script.py"} | {

@@ -1,4 +1,4 @@
-"""`trainpace forecast` on a saved workload: options that cannot have an effect are refused, and a no says why on stderr."""
+"""Tests of the options of `trainpace forecast` on a saved workload."""
 
 import json
 import subprocess
@@ -68,14 +68,14 @@ def forecast(*arguments):
         (("--workers", "3", "--loader-rate", "9"), "needs --epochs"),
     ],
 )
-def test_an_option_that_would_be_ignored_or_cannot_be_is_refused(model, arguments, said):
+def test_option_conflicting_with_a_saved_workload_is_rejected(model, arguments, said):
     done = forecast(model, "--gpu", "T4", *arguments)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_was_traced_may_be_said_again(model):
+def test_options_matching_the_trace_are_accepted(model):
     said = ("--mode", "train", "--optimizer", "sgd_momentum", "--image-size", "224")
     plain, again = (forecast(model, "--gpu", "T4", "--json", *more) for more in ((), said))
     assert again.returncode == 0, again.stderr
@@ -86,20 +86,20 @@ def test_what_was_traced_may_be_said_again(model):
     ("arguments", "said"),
     [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "bf16"), "no bf16")],
 )
-def test_a_no_says_why_on_stderr(model, arguments, said):
+def test_impossible_forecast_states_the_reason_on_stderr(model, arguments, said):
     done = forecast(model, "--gpu", "T4", "--json", *arguments)
     assert done.returncode == 1
     assert said in done.stderr
 
 
-def test_a_file_without_a_function(tmp_path):
+def test_python_file_without_a_function_is_rejected(tmp_path):
     (tmp_path / "m.py").write_text("")
     done = forecast(tmp_path / "m.py", "--gpu", "T4")
     assert done.returncode == 2
     assert "m.py:FUNCTION" in done.stderr
 
 
-def test_what_a_training_does_besides_its_steps_counts(model):
+def test_startup_evaluation_and_failures_add_to_training_time(model):
     def hours(*more):
         done = forecast(model, "--gpu", "T4", "--samples", "100k", "--epochs", "3", "--json", *more)
         return json.loads(done.stdout)["rows"][0]["training_time_s"] / 3600
@@ -110,8 +110,12 @@ def test_what_a_training_does_besides_its_steps_counts(model):
     assert hours("--mtbf", "10h") > hours()
 
 
-def test_copies_latency_and_loaders_take_their_time(model, tmp_path):
-    """A batch of 32 images of 600,000 bytes at 12 GB/s takes 1.6 ms, and two copies 6 us each to start; two workers feed 2 a second."""
+def test_host_copy_latency_and_loader_rate_add_time(model, tmp_path):
+    """The expected times follow from the size of a batch.
+
+    Copying 32 images of 600,000 bytes at 12 GB/s takes 1.6 ms. Two copies take 6 us each to start.
+    Two workers load 2 samples per second.
+    """
     images = tmp_path / "images.json"
     save(replace(workload(), sample_bytes=600_000.0), images)
 
@@ -142,7 +146,7 @@ def test_copies_latency_and_loaders_take_their_time(model, tmp_path):
     assert row(*job, *nodes)["training_time_s"] == pytest.approx(1e5 / 8, rel=1e-2)
 
 
-def test_several_lengths_have_a_row_each(llama, tmp_path):
+def test_each_sequence_length_has_its_own_row(llama, tmp_path):
     asked = (
         llama,
         "--gpu",
@@ -170,14 +174,14 @@ def test_several_lengths_have_a_row_each(llama, tmp_path):
     assert "Throughput against the sequence length" in page.read_text()
 
 
-def test_a_saved_workload_has_one_length(model):
+def test_saved_workload_rejects_other_sequence_lengths(model):
     done = forecast(model, "--gpu", "T4", "--sequence-length", "64,128")
     assert done.returncode == 2
     assert "sequence length" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["32\n32\n64\n128\n", "tokens,count\n32,2\n64,1\n128,1\n"])
-def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tmp_path, text):
+def test_packed_rows_are_compared_with_padded_batches(llama, tmp_path, text):
     lengths = tmp_path / "lengths.csv"
     lengths.write_text(text)
     asked = (
@@ -238,7 +242,7 @@ def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tm
         ),
     ],
 )
-def test_packing_that_says_too_little_or_cannot_be_is_refused(llama, tmp_path, arguments, said):
+def test_incomplete_or_invalid_packing_options_are_rejected(llama, tmp_path, arguments, said):
     (tmp_path / "wrong").write_text("12\nmany\n")
     (tmp_path / "named").write_text("a,b\n1,2\n")
     (tmp_path / "short").write_text("length,count\n100,5\n200\n")
@@ -251,7 +255,7 @@ def test_packing_that_says_too_little_or_cannot_be_is_refused(llama, tmp_path, a
 
 
 def packable(tmp_path):
-    """A saved transformer of one length, of 16-bit numbers."""
+    """Save a transformer with a fixed sequence length and return its forecast options."""
     path = tmp_path / "w.json"
     save(replace(stacked(), sequence_length=TOKENS), path)
     return path, (
@@ -267,7 +271,7 @@ def packable(tmp_path):
     )
 
 
-def test_a_model_of_one_length_has_packed_rows_without_padded_batches(tmp_path):
+def test_fixed_length_model_has_no_padded_comparison(tmp_path):
     path, asked = packable(tmp_path)
     answer = json.loads(forecast(path, *asked, "--batch", "1,2", "--json").stdout)
     assert [row["batch"] for row in answer["rows"]] == [1, 2]
@@ -277,7 +281,7 @@ def test_a_model_of_one_length_has_packed_rows_without_padded_batches(tmp_path):
     assert "Padded batches of the same documents are not forecast" in note
 
 
-def test_measurements_of_whole_rows_do_not_correct_packed_ones(tmp_path):
+def test_packed_cannot_be_combined_with_transfer_from(tmp_path):
     path, asked = packable(tmp_path)
     measured = tmp_path / "measured.json"
     measured.write_text("[]")
@@ -296,9 +300,9 @@ def test_measurements_of_whole_rows_do_not_correct_packed_ones(tmp_path):
         ("--checkpointing", "ful", "full"),
     ],
 )
-def test_a_mistyped_name_is_answered_with_the_known_ones_and_the_nearest(option, wrong, nearest):
+def test_mistyped_option_value_gets_the_nearest_known_name(option, wrong, nearest):
     done = forecast("resnet50", "--gpu", "T4", option, wrong)
     assert done.returncode == 2
     assert f"Nearest: {nearest}" in done.stderr
     assert wrong in done.stderr
-    assert done.stderr.count(",") > 1  # the known ones
+    assert done.stderr.count(",") > 1  # lists the known names

@@ -1,4 +1,4 @@
-"""Commands that are started in a folder of somebody else's import nothing from it."""
+"""Commands import nothing from the current folder."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ NAMES = ("torch", "numpy", "random", "json", "trainpace", "msgspec")
     "arguments",
     [("forecast", "resnet18", "--image-size", "64"), ("measure", "resnet18", "--batch", "2")],
 )
-def test_nothing_of_the_current_folder_is_imported(tmp_path, arguments):
+def test_commands_do_not_import_from_the_working_directory(tmp_path, arguments):
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit(7)\n")
     command = [str(Path(sys.executable).with_name("trainpace")), *arguments]

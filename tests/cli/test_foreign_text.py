@@ -1,4 +1,4 @@
-"""Text from files reaches a terminal without what a terminal would obey."""
+"""Commands print text from files without terminal escape sequences."""
 
 import os
 import re
@@ -39,7 +39,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_escape_of_a_file_is_printed(tmp_path, monkeypatch, case):
+def test_escape_sequences_in_files_are_not_printed(tmp_path, monkeypatch, case):
     text, name, arguments = CASES[case]
     (tmp_path / name).write_text(text, encoding="utf-8")
     command = (sys.executable, "-m", "trainpace", *arguments)
@@ -53,7 +53,7 @@ def test_no_escape_of_a_file_is_printed(tmp_path, monkeypatch, case):
     assert "Traceback" not in said
 
 
-def test_neither_in_a_terminal(tmp_path, monkeypatch):
+def test_escape_sequences_are_not_printed_in_a_terminal(tmp_path, monkeypatch):
     (tmp_path / "runs.csv").write_text(CASES["a table"][0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

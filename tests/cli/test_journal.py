@@ -1,4 +1,4 @@
-"""`trainpace journal`, the real command in a real process."""
+"""Tests of `trainpace journal` in a real process."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_life_of_a_journal(run, tmp_path):
+def test_journal_imports_lists_shows_and_exports_runs(run, tmp_path):
     (tmp_path / "cnn.json").write_text(
         json.dumps([to_jsonable(replace(measurement(), loss="CrossEntropyLoss"))])
     )
@@ -89,7 +89,7 @@ def test_the_life_of_a_journal(run, tmp_path):
     assert run("list", "--json", TRAINPACE_JOURNAL=other) != run("list", "--json") == []
 
 
-def test_compare(run):
+def test_compare_reports_differences_of_runs_and_sweeps(run):
     run.place.parent.mkdir(parents=True)
 
     def timed(ms, **fields):
@@ -118,7 +118,7 @@ def test_compare(run):
     assert first.id[:8] in run("list", "--sweeps")
 
 
-def test_score(run):
+def test_score_reports_forecast_errors(run):
     assert "No run in the journal has a forecast" in run("score", code=1)
     with Journal.open(str(run.place)) as journal:
         journal.add_many(
@@ -141,7 +141,7 @@ def test_score(run):
     assert run("score", "--model", "vgg", "--json")["overall"]["mean_pct"] == 50.0
 
 
-def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
+def test_failed_import_does_not_affect_other_files(run, tmp_path):
     (tmp_path / "good.json").write_text(json.dumps([to_jsonable(measurement())]))
     (tmp_path / "bad.json").write_text("{")
     said = run("import", "bad.json", "good.json", "none.csv", code=2)
@@ -179,19 +179,19 @@ def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
         ("list", "--batch", "99999999T"),
     ],
 )
-def test_misuse_is_one_sentence(run, arguments):
+def test_misuse_exits_2_with_one_line(run, arguments):
     said = run(*arguments, code=2)
     assert said.startswith("trainpace: ")
     assert len(said.strip().splitlines()) == 1
     assert "hunter2" not in said
 
 
-def test_merging_with_itself_is_refused(run):
+def test_merging_a_journal_with_itself_is_rejected(run):
     run("path")
     assert "itself" in run("merge", run.place, code=2)
 
 
-def test_text_from_a_file_cannot_drive_the_terminal(run):
+def test_control_characters_in_runs_are_not_printed(run):
     with Journal.open(str(run.place)) as journal:
         one = whole_entry(
             model="x\x1b[31mred [bold]loud[/bold] [/]",
@@ -204,7 +204,7 @@ def test_text_from_a_file_cannot_drive_the_terminal(run):
     assert "[bold]loud[/bold] [/]" in run("show", one.id)
 
 
-def test_list_is_light(run, tmp_path):
+def test_list_does_not_import_heavy_modules(run, tmp_path):
     with Journal.open(str(run.place)) as journal:
         journal.add(entry())
     code = "import sys\nfrom trainpace.cli import main\ntry: main(['journal', 'list'])\nexcept SystemExit: pass\nprint(*sys.modules)"
@@ -220,5 +220,5 @@ def test_list_is_light(run, tmp_path):
     assert not loaded & {"torch", "pyarrow", "pandas", "psycopg", "scipy"}
 
 
-def test_numbers_beyond_any_journal(run):
+def test_list_accepts_huge_limit_and_offset(run):
     assert run("list", "--limit", "99999999T", "--offset", "99999999T", "--json") == []

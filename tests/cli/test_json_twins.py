@@ -1,4 +1,4 @@
-"""Every verb has a twin for programs: it is versioned, and it says what the table says."""
+"""Every command has a versioned JSON answer that agrees with its table."""
 
 import contextlib
 import importlib
@@ -26,7 +26,7 @@ def commands(group=None, name=()):
 @pytest.mark.parametrize(
     "command", [pytest.param(c, id=" ".join(n)) for n, c in commands() if n[-1] != "serve"]
 )
-def test_every_verb_has_a_twin(command):
+def test_every_verb_has_a_json_option(command):
     assert any("--json" in option.opts for option in command.params)
 
 
@@ -69,14 +69,14 @@ VERBS = [
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_twins_are_versioned(place, verb):
+def test_json_answers_have_a_schema_version(place, verb):
     said = json.loads(trainpace(place, *verb, "--json"))
     for one in said if isinstance(said, list) else [said]:
         assert one["record"]
         assert isinstance(one["schema_version"], int)
 
 
-def test_the_forecast_says_the_same_twice(place):
+def test_forecast_json_and_table_agree(place):
     verb = ("forecast", "model.json", "--gpu", "T4", "--gpu", "A100", "--batch", "8")
     rows = json.loads(trainpace(place, *verb, "--json"))["rows"]
     table = trainpace(place, *verb)

@@ -1,4 +1,4 @@
-"""What a signal's handler raises ends the program, even where it comes up within code that swallows it."""
+"""An exception raised by a signal handler ends the program even if other code swallows it."""
 
 import contextlib
 import os
@@ -46,19 +46,19 @@ def ended(*arguments, timeout_s=60):
 
 @pytest.mark.parametrize("times", ["1", "3"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_ending_that_a_finalizer_swallows_comes_again(name, times):
+def test_signal_swallowed_by_a_finalizer_is_raised_again(name, times):
     process = ended(name, times, "kept")
     assert "went on" in process.stdout
     assert "Exception ignored in" in process.stderr
     assert process.returncode == 128 + getattr(signal, name)
 
 
-def test_without_it_the_program_goes_on():
+def test_swallowed_signal_without_kept_does_not_end_the_program():
     with pytest.raises(subprocess.TimeoutExpired):
         ended("SIGINT", "1", "plain", timeout_s=8)
 
 
-def test_an_ending_that_is_handled_does_not_come_again():
+def test_handled_signal_is_not_raised_again():
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
@@ -69,7 +69,7 @@ def test_an_ending_that_is_handled_does_not_come_again():
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with kept():
@@ -78,10 +78,10 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_ending_that_is_lost_at_the_end_leaves_no_alarm_behind(monkeypatch):
+def test_suppressed_signal_leaves_no_timer_behind(monkeypatch):
     monkeypatch.setattr(cli, "AGAIN_S", 600.0)
     with kept():
-        with contextlib.suppress(KeyboardInterrupt):  # pytest.raises would hold it
+        with contextlib.suppress(KeyboardInterrupt):  # pytest.raises would keep the exception
             signal.raise_signal(signal.SIGINT)
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

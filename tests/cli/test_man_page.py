@@ -1,4 +1,4 @@
-"""The man page: as the commands are now, without a warning of roff's, and in the wheel."""
+"""The man page is up to date, valid roff and part of the wheel."""
 
 import re
 import shutil
@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 import man_page  # noqa: E402
 
 
-def test_it_is_as_the_commands_are():
+def test_man_page_is_up_to_date():
     assert man_page.PAGE.read_text() == man_page.text(), "python -m tools generate"
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_roff_reads_it_without_a_warning():
+def test_groff_renders_the_man_page_without_warnings():
     done = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", man_page.PAGE],
         capture_output=True,
@@ -35,7 +35,7 @@ def test_roff_reads_it_without_a_warning():
         "TRAINPACE JOURNAL SHARE",
         "EXIT STATUS",
     ):
-        assert part in re.sub(".\b", "", done.stdout)  # bold is a letter upon itself
+        assert part in re.sub(".\b", "", done.stdout)  # bold overprints each letter
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_roff_reads_it_without_a_warning():
         ("plain.", "plain."),
     ],
 )
-def test_no_text_is_a_request(text, shown):
+def test_text_is_escaped_for_roff(text, shown):
     assert man_page._plain(text) == shown
 
 
 @pytest.mark.slow
-def test_a_wheel_brings_it_along(tmp_path):
+def test_wheel_contains_the_man_page(tmp_path):
     build = [
         sys.executable,
         "-m",

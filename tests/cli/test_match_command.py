@@ -1,4 +1,4 @@
-"""`trainpace match` and `trainpace offers` as real processes."""
+"""Tests of `trainpace match` and `trainpace offers` in real processes."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def run(tmp_path):
     return trainpace
 
 
-def test_a_ranking_of_all_offers_without_torch(run):
+def test_match_ranks_all_offers_without_importing_torch(run):
     done = run("match", "w.json", *JOB, "--json", python=("-X", "importtime"))
     assert done.returncode == 0, done.stderr[-500:]
     assert "| torch\n" not in done.stderr
@@ -49,7 +49,7 @@ def test_a_ranking_of_all_offers_without_torch(run):
         assert row["price_source"]
 
 
-def test_a_table_with_verdict_next_step_and_stale_prices(run):
+def test_table_shows_verdict_next_step_and_stale_prices(run):
     done = run(
         "match",
         "w.json",
@@ -77,7 +77,7 @@ def test_a_table_with_verdict_next_step_and_stale_prices(run):
     assert max(len(line) for line in done.stdout.splitlines()) <= 118
 
 
-def test_no_is_an_answer_that_says_what_binds(run):
+def test_missed_deadline_exits_1_and_names_the_binding_limit(run):
     done = run("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s")
     assert done.returncode == 1
     assert "No server meets the deadline." in done.stdout
@@ -89,7 +89,7 @@ def test_no_is_an_answer_that_says_what_binds(run):
     assert answer["binds"]["nearest"]["gpu"] == "T4"
 
 
-def test_ones_own_machines(run, tmp_path):
+def test_only_machines_ranks_own_machines(run, tmp_path):
     (tmp_path / "mine.toml").write_text(
         '[[machine]]\nname = "lab"\ndevice = "RTX 4090"\ncount = 2\nprice_usd_per_hour = 0.1\n'
     )
@@ -107,7 +107,7 @@ def test_ones_own_machines(run, tmp_path):
         ("electricity_usd_per_kwh = 0.3", "its cost counts as 0"),
     ],
 )
-def test_what_ones_own_machines_lack_is_said(run, tmp_path, fields, said):
+def test_missing_fields_of_own_machines_are_reported(run, tmp_path, fields, said):
     (tmp_path / "mine.toml").write_text(
         f'[[machine]]\nname = "lab"\ndevice = "RTX 4090"\n{fields}\n'
     )
@@ -117,7 +117,7 @@ def test_what_ones_own_machines_lack_is_said(run, tmp_path, fields, said):
     assert "Stale" not in done.stdout
 
 
-def test_the_example_of_the_documentation_works(run, tmp_path):
+def test_machines_example_in_the_documentation_works(run, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
     (tmp_path / "mine.toml").write_text(page.split("```toml")[1].split("```")[0])
     done = run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines", "--json")
@@ -125,7 +125,7 @@ def test_the_example_of_the_documentation_works(run, tmp_path):
     assert {row["nodes"] for row in json.loads(done.stdout)["rows"]} == {1, 2}
 
 
-def test_failures_faster_than_progress_are_named(run):
+def test_failures_faster_than_progress_exit_1(run):
     done = run("match", "w.json", *JOB, "--mtbf", "1s")
     assert done.returncode == 1
     assert "failures come faster" in " ".join(done.stdout.split())
@@ -134,7 +134,7 @@ def test_failures_faster_than_progress_are_named(run):
     assert "inf" not in done.stdout
 
 
-def test_both_limits_are_said_with_the_best_of_each_side(run):
+def test_deadline_and_budget_conflict_shows_best_offer_for_each(run):
     rows = json.loads(run("match", "w.json", *JOB, "--json").stdout)["rows"]
     soonest, cheapest = min(r["hours"] for r in rows), min(r["usd"] for r in rows)
     done = run(
@@ -156,7 +156,7 @@ def test_both_limits_are_said_with_the_best_of_each_side(run):
     assert ": none" not in done.stdout
 
 
-def test_rows_that_look_alike_show_their_region(run):
+def test_identical_servers_show_their_region(run):
     asked = ("match", "w.json", *JOB, "--gpu", "T4", "--max-nodes", "1", "--top", "100")
     rows = json.loads(run(*asked, "--json").stdout)["rows"]
     names = [(row["provider"], row["instance_type"]) for row in rows]
@@ -167,7 +167,7 @@ def test_rows_that_look_alike_show_their_region(run):
             assert f" {row['region'][:13]}" in shown
 
 
-def test_recomputation_of_blocks_is_used(run, tmp_path):
+def test_checkpointing_reduces_peak_memory(run, tmp_path):
     save(stacked(), tmp_path / "blocks.json")
 
     def memory(*more):
@@ -210,14 +210,14 @@ def test_recomputation_of_blocks_is_used(run, tmp_path):
         ((*JOB, "--checkpointing"), "no repeated blocks"),
     ],
 )
-def test_bad_input_is_one_sentence(run, arguments, said):
+def test_bad_input_exits_2_with_a_message(run, arguments, said):
     done = run("match", "w.json", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_offers_are_listed_and_refreshed(run, tmp_path):
+def test_offers_can_be_listed_and_refreshed(run, tmp_path):
     done = run("offers", "--gpu", "H200", "--provider", "aws")
     assert done.returncode == 0
     assert "3200" in done.stdout
@@ -235,7 +235,7 @@ def test_offers_are_listed_and_refreshed(run, tmp_path):
     ]
 
 
-def test_a_refresh_offline_leaves_the_snapshot(run, tmp_path):
+def test_offline_refresh_keeps_the_snapshot(run, tmp_path):
     (tmp_path / "gpuhunt.py").write_text("def query():\n    raise OSError('no network')\n")
     done = run("offers", "--refresh")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""A command line without a verb."""
+"""Tests of command lines without a verb."""
 
 import json
 
@@ -36,11 +36,11 @@ CONFIGURATIONS = {
         (["train.py:task", "--gpu", "T4"], "forecast"),
     ],
 )
-def test_scripts_are_looked_at_and_models_forecast(words, verb):
+def test_scripts_run_look_and_models_run_forecast(words, verb):
     assert meant(words, tuple(SUMMARIES)) == [verb, *words]
 
 
-def test_options_before_a_script_are_those_of_a_look(tmp_path, monkeypatch, capsys):
+def test_options_before_a_script_are_passed_to_look(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     said = {}
     for name in ("train.py", "absent.py"):
@@ -55,26 +55,26 @@ def test_options_before_a_script_are_those_of_a_look(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_file_is_told_by_what_it_holds(name, tmp_path, monkeypatch):
+def test_config_file_type_is_detected_from_its_content(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content, wanted = CONFIGURATIONS[name]
     (tmp_path / name).write_text(json.dumps(content))
     assert meant([name, "--batch", "8"], tuple(SUMMARIES)) == wanted
 
 
-def test_a_recording_is_shown_again(tmp_path):
+def test_recording_folder_is_shown_with_watch(tmp_path):
     (tmp_path / "command.json").write_text("{}")
     assert meant([str(tmp_path)], tuple(SUMMARIES)) == ["watch", "--from", str(tmp_path)]
 
 
 @pytest.mark.parametrize(("word", "near"), [("forcast", "forecast"), ("resnet51", "resnet50")])
-def test_a_mistyped_word_gets_the_nearest_verbs_and_models(word, near):
+def test_mistyped_word_gets_the_nearest_verb_or_model(word, near):
     with pytest.raises(TrainpaceError, match=word) as raised:
         meant([word], tuple(SUMMARIES))
     assert near in raised.value.hint
 
 
-def test_a_model_alone_is_forecast_on_usual_cards(capsys):
+def test_model_without_gpu_is_forecast_on_common_gpus(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["resnet18", "--batch", "8", "--json", "--evidence", "none"])
     assert ended.value.code == 0
@@ -89,7 +89,7 @@ def test_a_model_alone_is_forecast_on_usual_cards(capsys):
     }
 
 
-def test_trainpace_alone_greets(capsys):
+def test_trainpace_without_arguments_prints_an_introduction(capsys):
     with pytest.raises(SystemExit) as ended:
         main([])
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`trainpace measure` and `trainpace calibrate`, the real commands in real processes, with a journal of their own."""
+"""Tests of `trainpace measure` and `trainpace calibrate` with a separate journal."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ def ask(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_the_noise_scale_goes_with_the_largest_batch(folder):
+def test_noise_scale_is_measured_at_the_largest_batch(folder):
     options = (
         "--batch",
         "4,8",
@@ -91,7 +91,7 @@ def test_the_noise_scale_goes_with_the_largest_batch(folder):
 
 
 @pytest.mark.slow
-def test_a_measured_sweep_from_command_to_journal(folder):
+def test_measured_sweep_is_saved_in_the_journal(folder):
     done = trainpace(
         folder,
         "measure",
@@ -127,7 +127,7 @@ def test_a_measured_sweep_from_command_to_journal(folder):
 
 
 @pytest.mark.slow
-def test_the_largest_batch_that_fits(folder):
+def test_until_oom_finds_the_largest_batch(folder):
     answer = ask(folder, "measure", "mine.py:hungry", "--until-oom", *QUICK)
     assert answer["analysis"]["largest_that_fits"] == 5
     assert {f["batch"] for f in answer["analysis"]["failures"]} == {6, 8}
@@ -136,7 +136,7 @@ def test_the_largest_batch_that_fits(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how):
+def test_interrupted_sweep_keeps_its_runs_and_resumes(folder, how):
     arguments = (
         "measure",
         "mine.py:task",
@@ -176,7 +176,7 @@ def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how
 
 
 def kept_in(journal):
-    """How many runs are there so far."""
+    """Return the number of runs in the journal."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as database:
             return database.execute("select count(*) from runs").fetchone()[0]
@@ -185,7 +185,7 @@ def kept_in(journal):
 
 
 def workers(folder):
-    """Processes of probes that were started in this folder."""
+    """Return the probe processes that were started in this folder."""
     found = []
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -200,7 +200,7 @@ def workers(folder):
 
 
 @pytest.mark.slow
-def test_a_suite_goes_into_the_journal(folder):
+def test_suite_results_are_saved_in_the_journal(folder):
     (folder / "mine.toml").write_text(
         '[[task]]\nmodel = "mine.py:task"\nbatch = [2, 4]\n[[task]]\nmodel = "mine.py:nothing"\n'
     )
@@ -213,7 +213,7 @@ def test_a_suite_goes_into_the_journal(folder):
 
 
 @pytest.mark.slow
-def test_a_calibration_is_used_from_then_on(folder):
+def test_later_forecasts_use_the_calibration(folder):
     said = trainpace(folder, "calibrate", "--seconds", "6s").stdout
     assert "steady" in said
     assert "random networks" in said
@@ -235,7 +235,7 @@ def test_a_calibration_is_used_from_then_on(folder):
         "rows"
     ]
     assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
-    # a profile of another processor is no profile of this one
+    # a profile of other software is not used here
     profile = folder / "data" / "trainpace" / "machine.json"
     profile.write_text(profile.read_text().replace('"torch":"2', '"torch":"1'))
     assert (
@@ -246,7 +246,7 @@ def test_a_calibration_is_used_from_then_on(folder):
     )
 
 
-def test_what_machine_this_is(folder):
+def test_detect_only_describes_the_machine(folder):
     done = trainpace(folder, "calibrate", "--detect-only")
     assert "processor" in done.stdout
     assert (
@@ -271,7 +271,7 @@ def test_what_machine_this_is(folder):
         (("calibrate", "--storage", "/no/such/folder", "--seconds", "1s"), "folder"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, word):
+def test_bad_input_exits_2_with_a_message(folder, arguments, word):
     done = trainpace(folder, *arguments, code=2)
     assert word in done.stderr
     assert not list(folder.glob("data/trainpace/machine.json"))

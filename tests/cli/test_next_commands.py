@@ -1,4 +1,4 @@
-"""Every "Next" command runs as it is printed, under the conditions of the command that printed it."""
+"""Every printed "Next" command runs and keeps the conditions of the first command."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from trainpace.report import show
 from trainpace.workload import packaged_names
 
 RUN_HERE = {"forecast", "plan", "match", "schedule", "journal", "gpus"}
-"""Others train, or ask the network; they are parsed."""
+"""Commands to run. The others train or use the network and are only parsed."""
 TOLD_APART = {
     "gpu",
     "batch",
@@ -33,7 +33,7 @@ TOLD_APART = {
     "mtbf",
     "refresh",
 }
-"""What is compared on its own, asks for another form of the answer, or means something else in another verb."""
+"""Options that are compared separately or may differ between two commands."""
 
 
 def printed(words, place):
@@ -49,7 +49,7 @@ def printed(words, place):
 
 
 def next_commands(text):
-    """The words of each, joined where they go on after a backslash."""
+    """Return the words of each "Next" command, with continued lines joined."""
     joined = text.replace(" \\\n", " ")
     return [
         shlex.split(re.sub(r"  \(.*", "", line))
@@ -58,7 +58,7 @@ def next_commands(text):
 
 
 def parsed(words):
-    """The command that the real command line makes of the words, and what was stated of it."""
+    """Return the parsed context of a command line and its explicit options."""
     group, name, *rest = _cli, *words
     command = group.get_command(click.Context(group), name)
     assert command is not None, name
@@ -148,7 +148,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_next_command_runs_under_the_same_conditions(command, place, monkeypatch):
+def test_next_command_keeps_the_conditions_of_the_first(command, place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked = shlex.split(command)
     following = next_commands(printed(asked, place))
@@ -201,7 +201,7 @@ def test_conflicting_options_are_reported_before_tracing(options, capsys):
     assert "no_such_file" not in capsys.readouterr().err
 
 
-def test_a_run_of_a_journal_leads_to_another_of_the_same(place):
+def test_next_command_of_a_journal_keeps_the_journal_path(place):
     (listed,) = next_commands(printed(["journal", "list", "--journal", "own.db"], place))
     (shown,) = next_commands(printed(listed[1:], place))
     assert shown[1:3] == ["journal", "compare"]
@@ -210,7 +210,7 @@ def test_a_run_of_a_journal_leads_to_another_of_the_same(place):
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_next_commands_of_made_answers_are_commands(name, monkeypatch):
+def test_next_commands_of_sample_answers_parse(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         show((GOLDEN | OTHERS)[name](), details=False)

@@ -1,4 +1,4 @@
-"""`--html` and `--figure` in real processes."""
+"""Tests of `--html` and `--figure` in real processes."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def run(tmp_path):
         (("plan", "w.json", "--gpu", "A100", *JOB, "--batch", "8"), 0, "the job takes"),
     ],
 )
-def test_a_page_says_what_the_terminal_says(run, tmp_path, arguments, code, said):
+def test_html_page_contains_the_terminal_answer(run, tmp_path, arguments, code, said):
     done = run(*arguments, "--html", "page.html", "--json")
     assert done.returncode == code, done.stderr
     assert "Page: page.html" in done.stderr
@@ -60,7 +60,7 @@ def test_a_page_says_what_the_terminal_says(run, tmp_path, arguments, code, said
     assert data["record"] == json.loads(done.stdout)["record"]
 
 
-def test_pictures_beside_each_other(run, tmp_path):
+def test_figure_option_writes_one_file_per_chart(run, tmp_path):
     pytest.importorskip("matplotlib")
     done = run(*FORECAST, "--figure", "f.svg")
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_pictures_beside_each_other(run, tmp_path):
         (("diagnose", "--html", "no/d.html", "--", "true"), "does not exist"),
     ],
 )
-def test_misuse_is_one_sentence_before_any_work(run, arguments, said):
+def test_invalid_output_paths_are_rejected(run, arguments, said):
     done = run(*arguments)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())

@@ -1,4 +1,4 @@
-"""`trainpace plan` in a real process."""
+"""Tests of `trainpace plan` in a real process."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def ask(*arguments):
     return json.loads(done.stdout)
 
 
-def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
+def test_noise_scale_compares_plans_at_equal_loss(tmp_path):
     job = (
         "resnet18",
         "--gpu",
@@ -53,7 +53,7 @@ def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
     assert by_loss["noise_scale"] == 64
     assert (
         by_loss["best"]["job_s"] > by_samples["best"]["job_s"]
-    )  # larger batches take more samples to the same loss
+    )  # larger batches need more samples for the same loss
     said = plan(*job, "--noise-scale", "64").stdout
     assert "same loss" in said
     assert "learning rate x" in said
@@ -78,7 +78,7 @@ def refuse(*arguments):
     return done.stderr
 
 
-def test_a_plan(model, tmp_path):
+def test_plan_lists_changes_and_saves_its_answer(model, tmp_path):
     kept = tmp_path / "plan.json"
     answer = ask(
         model,
@@ -112,7 +112,7 @@ def test_a_plan(model, tmp_path):
         assert word in done.stdout
 
 
-def test_how_it_trains_now_comes_from_files(model):
+def test_current_setup_is_read_from_config_files(model):
     answer = ask(
         model,
         "--gpu",
@@ -136,7 +136,7 @@ def test_how_it_trains_now_comes_from_files(model):
     assert "args.json" in clash
 
 
-def test_a_fleet_file(model, tmp_path):
+def test_cluster_file_sets_hardware_and_is_validated(model, tmp_path):
     fleet = tmp_path / "fleet.toml"
     fleet.write_text('gpu = "A100"\nnum_gpus = 2\nnodes = 2\nnetwork_gb_per_s = 0.01\nprice = 2\n')
     answer = ask(model, "--cluster", fleet, "--batch", "16", *JOB)
@@ -152,7 +152,7 @@ def test_a_fleet_file(model, tmp_path):
     assert "'two'" in refuse(model, "--cluster", fleet, *JOB)
 
 
-def test_a_saved_workload_with_another_optimizer_than_the_files(model, tmp_path):
+def test_saved_workload_with_a_different_optimizer_is_rejected(model, tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(
         json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}})
@@ -160,7 +160,7 @@ def test_a_saved_workload_with_another_optimizer_than_the_files(model, tmp_path)
     assert "new trace" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
 
 
-def test_growing_the_fleet_is_a_change(model):
+def test_adding_gpus_is_a_planned_change(model):
     answer = ask(
         model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB
     )
@@ -169,7 +169,7 @@ def test_growing_the_fleet_is_a_change(model):
     assert [c["effort"] for c in answer["changes"] if "GPUs" in c["title"]] == ["infrastructure"]
 
 
-def test_a_slow_loader_is_a_change(model):
+def test_slow_loader_leads_to_a_planned_change(model):
     answer = ask(
         model,
         "--gpu",
@@ -191,7 +191,7 @@ def test_a_slow_loader_is_a_change(model):
     assert "--cores" in refuse(model, "--gpu", "A100", *JOB, "--workers", "2", "--sample-ms", "5")
 
 
-def test_nothing_fits(model, tmp_path):
+def test_plan_exits_1_if_nothing_fits_in_memory(model, tmp_path):
     big = replace(
         workload(),
         forms={
@@ -256,11 +256,11 @@ def test_nothing_fits(model, tmp_path):
         (("--gpu", "A100", *JOB, "--offload", "all"), "parameters, both"),
     ],
 )
-def test_misuse(model, arguments, said):
+def test_misuse_is_rejected_with_a_message(model, arguments, said):
     assert said in refuse(model, *arguments)
 
 
-def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
+def test_current_setup_is_read_from_a_recording(model, tmp_path, monkeypatch):
     monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
     train = script(tmp_path, sleep_s=0.002)
     recorded = tmp_path / "recorded"
@@ -283,7 +283,7 @@ def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
     now = answer["now"]["choice"]["data"]
     assert now["workers"] == 0
     assert not now["beside"]
-    assert now["ms_per_sample"] >= 2.0  # what the script sleeps for each sample
+    assert now["ms_per_sample"] >= 2.0  # the script sleeps 2 ms per sample
     assert any("loader worker" in c["title"] or "offline" in c["title"] for c in answer["changes"])
     assert all(c["saved_s"] >= 0 and c["cause"] != "data" for c in answer["in_the_script"])
     assert "--watched" in refuse(recorded, "--gpu", "A100", *JOB)

@@ -1,4 +1,4 @@
-"""`trainpace plan --write` in a real process: a diff first, the files only with --yes, and never half of them."""
+"""Tests of `trainpace plan --write`: it shows a diff and changes files only with --yes."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def plan(folder, *arguments):
 FILES = ("--config", "args.yaml", "--config", "run.sh")
 
 
-def test_the_diff_is_shown_and_nothing_is_written(folder):
+def test_write_without_yes_shows_a_diff_only(folder):
     done = plan(folder, *FILES, "--write", "--keep", "GPUs")
     assert done.returncode == 0, done.stderr
     assert "--- args.yaml (now)\n+++ args.yaml (planned)" in done.stdout
@@ -68,7 +68,7 @@ def test_the_diff_is_shown_and_nothing_is_written(folder):
     assert sorted(p.name for p in folder.iterdir()) == ["args.yaml", "model.json", "run.sh"]
 
 
-def test_files_that_are_not_there_are_made_by_name(folder):
+def test_new_option_creates_config_files_by_name(folder):
     options = (
         "--epochs",
         "3",
@@ -100,8 +100,8 @@ def test_files_that_are_not_there_are_made_by_name(folder):
     assert "--new needs --write" in plan(folder, "--epochs", "3", "--new", "a.json").stderr
 
 
-def test_two_new_files_agree_with_each_other(folder):
-    """DeepSpeed's and accelerate's: the one of weights in bf16 beside the other's mixed_precision was refused."""
+def test_new_deepspeed_and_accelerate_files_agree(folder):
+    """DeepSpeed's bf16 section conflicted with accelerate's mixed_precision."""
     options = (
         "--epochs",
         "3",
@@ -143,7 +143,7 @@ def test_two_new_files_agree_with_each_other(folder):
         assert (values["world_size"], values["zero_stage"]) == (
             4,
             0,
-        )  # accelerate wants a stage, even 0
+        )  # accelerate requires a ZeRO stage, even 0
         assert values.get("precision", "fp32").removeprefix("amp_") == precision.removeprefix(
             "amp_"
         )
@@ -155,23 +155,23 @@ def test_two_new_files_agree_with_each_other(folder):
         assert "change your code" in words
         assert "dataloader_workers" in words
         assert "num_workers=8" in done.stdout
-        assert "--write" not in words.split("Next: ")[1]  # which would find its files there already
+        assert "--write" not in words.split("Next: ")[1]  # the new files exist already
 
 
-def test_without_settings_files_the_changes_are_lines_of_pytorch(folder):
+def test_plan_without_config_files_shows_pytorch_code(folder):
     done = plan(folder, "--epochs", "3")
     assert "with torch.autocast(" in done.stdout
     assert "bf16=true" not in done.stdout
     save(
         replace(workload(), settings={"micro_batch": 8, "accumulation": 1}), folder / "model.json"
-    )  # of a Trainer
+    )  # settings of a Hugging Face Trainer
     assert "bf16=true" in plan(folder, "--epochs", "3").stdout
     with_files = plan(folder, *FILES, "--keep", "GPUs")
     assert "bf16=true" in with_files.stdout
     assert "torch.autocast" not in with_files.stdout
 
 
-def test_with_yes_the_files_say_the_plan(folder):
+def test_write_with_yes_saves_the_plan_and_a_backup(folder):
     done = plan(folder, *FILES, "--write", "--yes", "--json", "--keep", "GPUs")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -194,7 +194,7 @@ def test_with_yes_the_files_say_the_plan(folder):
     assert json.loads(again.stdout)["start"]["micro_batch"] == best["micro_batch"]
 
 
-def test_a_command_as_text_is_shown_and_not_saved(folder):
+def test_rewritten_command_is_shown_and_not_saved(folder):
     flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps"
     done = plan(
         folder,
@@ -216,7 +216,7 @@ def test_a_command_as_text_is_shown_and_not_saved(folder):
     assert not (folder / "command.sh").exists()
 
 
-def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
+def test_gpu_count_is_unchanged_if_no_file_sets_the_batch(folder):
     done = plan(
         folder,
         "--command",
@@ -251,7 +251,7 @@ data:
 
 
 @pytest.mark.slow
-def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
+def test_plan_excludes_settings_the_engine_does_not_support(tmp_path):
     (tmp_path / "lightning.yaml").write_text(LIGHTNING)
     fleet = (
         "--gpu",
@@ -323,7 +323,7 @@ def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
     )
 
 
-def test_what_no_file_can_hold_is_refused(tmp_path):
+def test_plan_that_no_file_can_express_is_rejected(tmp_path):
     path = tmp_path / "lightning.yaml"
     path.write_text(LIGHTNING)
     start = Execution(micro_batch=8, nnodes=4, precision="amp_fp16")
@@ -354,15 +354,15 @@ def test_what_no_file_can_hold_is_refused(tmp_path):
         ((*FILES, "--config", "none.yaml", "--write"), "cannot read none.yaml"),
     ],
 )
-def test_misuse_is_refused(folder, arguments, words):
+def test_misuse_is_rejected(folder, arguments, words):
     done = plan(folder, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_files_that_would_contradict_each_other_are_not_written(tmp_path):
-    # no file says that there are pipeline stages, so the global batch that goes with them looks wrong beside the processes
+def test_contradicting_files_are_not_written(tmp_path):
+    # no file can express pipeline stages, so the global batch contradicts the number of processes
     texts = {
         "ds.json": '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}',
         "run.sh": "torchrun --nproc-per-node 8 --nnodes 1 train.py\n",

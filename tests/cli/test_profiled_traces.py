@@ -1,4 +1,4 @@
-"""Traces of other tools on the command line: without a verb, by diagnose, from Python; and what goes wrong."""
+"""Tests of profiler traces of other tools on the command line and in Python."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def ran(capsys, *words):
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    """A folder as Holistic Trace Analysis reads it: a trace for each rank, of which the last computes longer."""
+    """Return a folder with one trace per rank. The last rank computes longer."""
     monkeypatch.setenv("COLUMNS", "80")
     for rank in range(4):
         longer = 3000.0 if rank == 3 else 0.0
@@ -46,7 +46,7 @@ def ranks(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_folder_of_ranks_is_one_screen(ranks, capsys):
+def test_rank_traces_are_summarized_on_one_screen(ranks, capsys):
     code, out, _ = ran(capsys, ranks)
     assert code == 0
     assert 0 < out.count("\n") <= LINES
@@ -58,7 +58,7 @@ def test_a_folder_of_ranks_is_one_screen(ranks, capsys):
     assert "More with --details:" in out
 
 
-def test_details_hold_every_rank_and_kernel(ranks, capsys):
+def test_details_show_every_rank_and_kernel(ranks, capsys):
     code, out, _ = ran(capsys, "diagnose", "--details", ranks)
     assert code == 0
     assert re.search("^3 [◀<]", out, re.MULTILINE)
@@ -67,7 +67,7 @@ def test_details_hold_every_rank_and_kernel(ranks, capsys):
     assert "(--details)" not in out
 
 
-def test_json_holds_the_same(ranks, capfd):
+def test_json_has_the_same_verdict(ranks, capfd):
     code, out, _ = ran(capfd, "diagnose", "--json", ranks)
     answer = json.loads(out)
     assert code == 0
@@ -76,7 +76,7 @@ def test_json_holds_the_same(ranks, capfd):
     assert {"cause", "title", "how", "at_most_ms"} == set(answer["bounds"][0])
 
 
-def test_a_page_and_a_picture(ranks, capsys):
+def test_trace_report_writes_html_figure_and_share_page(ranks, capsys):
     page, figure, shared = (
         ranks.parent / "trace.html",
         ranks.parent / "trace.svg",
@@ -92,7 +92,7 @@ def test_a_page_and_a_picture(ranks, capsys):
     assert "rank0.json" not in shared.read_text()
 
 
-def test_a_report_of_nsight_is_read_without_a_verb(tmp_path, capsys):
+def test_nsight_report_is_read_without_a_verb(tmp_path, capsys):
     file = made.write_nsight(tmp_path / "report.sqlite", [made.SYNCHRONISING])
     code, out, _ = ran(capsys, file)
     assert code == 0
@@ -100,13 +100,13 @@ def test_a_report_of_nsight_is_read_without_a_verb(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
-def test_a_trace_alone_is_diagnosed(name, tmp_path):
+def test_trace_without_a_verb_runs_diagnose(name, tmp_path):
     file = str(made.write(tmp_path / name, made.trace_of(made.events_of(made.COMPUTING, 2))))
     assert meant([file, "--details"], tuple(SUMMARIES)) == ["diagnose", "--details", file]
 
 
 @pytest.mark.parametrize("name", ["t.json", ""])
-def test_options_may_stand_behind_what_is_read(name, tmp_path):
+def test_options_may_follow_the_trace_path(name, tmp_path):
     made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.COMPUTING, 2)))
     place = str(tmp_path / name)
     assert place_last(["diagnose", place, "--details"]) == ["diagnose", "--details", place]
@@ -119,7 +119,7 @@ def test_options_may_stand_behind_what_is_read(name, tmp_path):
         assert place_last(as_it_is) == as_it_is
 
 
-def test_python_gets_the_record(ranks):
+def test_python_diagnose_returns_a_record(ranks):
     found = trainpace.diagnose(ranks)
     assert isinstance(found, ProfiledTraining)
     assert len(found.ranks) == 4
@@ -135,7 +135,7 @@ def test_python_gets_the_record(ranks):
         (["REPORT"], "nsys export --type sqlite"),
     ],
 )
-def test_errors_are_one_sentence(words, says, tmp_path, capsys):
+def test_trace_errors_exit_2_with_a_message(words, says, tmp_path, capsys):
     whole = made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.COMPUTING)))
     cut, report = tmp_path / "cut.json", tmp_path / "r.nsys-rep"
     cut.write_bytes(whole.read_bytes()[:5000])

@@ -1,4 +1,4 @@
-"""A project's trainpace.toml: found, told, set aside by the command line, and never trusted with more than values."""
+"""Tests of the defaults in a project's trainpace.toml."""
 
 import json
 import os
@@ -28,7 +28,7 @@ TASK = "open('ran', 'w')\ndef task(): raise RuntimeError\n"
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A repository; commands are started in a folder of it."""
+    """Return a repository. The commands start in a subfolder."""
     monkeypatch.delenv("TRAINPACE_JOURNAL", raising=False)
     (tmp_path / ".git").mkdir()
     (tmp_path / "inside").mkdir()
@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ask(project, capsys):
-    """A command's exit code, output and errors, after the file was written."""
+    """Write the defaults file and return a command's exit code, output and errors."""
 
     def asked(text, *words, name="trainpace.toml"):
         (project / name).write_text(text)
@@ -58,14 +58,14 @@ def rows(out):
 FORECAST = ("forecast", "resnet18", "--json")
 
 
-def test_defaults_are_taken_and_told_in_one_line(ask):
+def test_defaults_are_applied_and_reported_in_one_line(ask):
     code, out, err = ask('gpu = ["T4", "A100"]\nbatch = 8\n', *FORECAST)
     assert code == 0
     assert [(row["gpu"][:4], row["batch"]) for row in rows(out)] == [("T4", 8), ("A100", 8)]
     assert err.splitlines()[0] == "Defaults from ../trainpace.toml: --gpu T4 --gpu A100 --batch 8"
 
 
-def test_the_command_line_wins(ask):
+def test_command_line_overrides_defaults(ask):
     _, out, err = ask('gpu = ["T4", "A100"]\nbatch = 8\n', *FORECAST, "--gpu", "V100")
     assert {row["batch"] for row in rows(out)} == {8}
     assert len(rows(out)) == 1
@@ -73,7 +73,7 @@ def test_the_command_line_wins(ask):
     assert err.splitlines()[0] == "Defaults from ../trainpace.toml: --batch 8"
 
 
-def test_where_nothing_is_taken_nothing_is_said(ask):
+def test_unused_defaults_are_not_reported(ask):
     assert (
         "Defaults"
         not in ask(
@@ -91,7 +91,7 @@ def test_where_nothing_is_taken_nothing_is_said(ask):
     )
 
 
-def test_a_rival_on_the_command_line_sets_a_default_aside(ask):
+def test_conflicting_command_line_option_drops_a_default(ask):
     run = ("schedule", "--micro-batch", "8", "--step-time", "10ms", "--json")
     assert json.loads(ask("samples = 800\nepochs = 3\n", *run)[1])["time"]["steps"] == 300
     code, out, err = ask("samples = 800\nepochs = 3\n", *run, "--max-steps", "7")
@@ -99,22 +99,22 @@ def test_a_rival_on_the_command_line_sets_a_default_aside(ask):
     assert "--epochs" not in err
 
 
-def test_tokens_and_epochs_from_the_file_are_a_whole_training(ask):
+def test_tokens_and_epochs_from_the_file_do_not_conflict(ask):
     code, _out, err = ask(
         'tokens = "1M"\nepochs = 2\nsequence_length = 128\n', *FORECAST[:1], "gpt2", "--json"
     )
-    assert code == 2  # the built-in gpt2 has a length of its own; the relation itself holds
+    assert code == 2  # the built-in gpt2 has a fixed length; the options themselves do not conflict
     assert "cannot be combined" not in err
     assert "needs" not in err
 
 
-def test_tokens_on_the_command_line_drop_samples_of_the_file(ask):
+def test_command_line_tokens_drop_the_samples_default(ask):
     _, _, err = ask("samples = 100\nepochs = 2\n", *FORECAST, "--gpu", "T4", "--tokens", "1M")
     assert "--epochs 2" in err
     assert "--samples 100" not in err
 
 
-def test_a_default_waits_for_the_options_it_needs(ask):
+def test_default_applies_only_with_the_options_it_needs(ask):
     code, _, err = ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4")
     assert (code, err) == (0, "")
     assert (
@@ -135,13 +135,13 @@ def test_a_required_option_may_come_from_the_file(ask):
     assert (code, "--samples or --tokens" in err) == (2, True)
 
 
-def test_a_table_is_for_one_verb_and_comes_before_the_rest(ask):
+def test_verb_table_overrides_top_level_defaults(ask):
     text = 'gpu = "T4"\n[forecast]\ngpu = "V100"\n[plan]\nnum_gpus = 4\n'
     assert "--gpu V100" in ask(text, *FORECAST)[2]
     assert ask(text, "offers", "--json")[2] == "Defaults from ../trainpace.toml: --gpu T4\n"
 
 
-def test_pyproject(ask, project):
+def test_pyproject_table_is_read_after_trainpace_toml(ask, project):
     text = '[project]\nname = "x"\n[tool.trainpace]\ngpu = "T4"\n'
     assert (
         ask(text, *FORECAST, name="pyproject.toml")[2]
@@ -152,19 +152,17 @@ def test_pyproject(ask, project):
     assert ask("= no TOML, and no business of ours", *FORECAST, name="pyproject.toml")[2] == ""
 
 
-def test_it_is_not_searched_above_the_repository(ask, project):
+def test_file_search_stops_at_the_repository(ask, project):
     (project / "inside" / ".git").write_text("gitdir: elsewhere\n")
     assert ask('gpu = "T4"\n', *FORECAST)[2] == ""
 
 
-def test_without_a_repository_only_the_current_folder_counts(ask, project):
+def test_file_search_without_a_repository_stays_in_the_current_folder(ask, project):
     (project / ".git").rmdir()
     assert ask('gpu = "T4"\n', *FORECAST)[2] == ""
 
 
-def test_the_journal_lies_beside_the_file_wherever_the_command_is_started(
-    ask, project, monkeypatch
-):
+def test_journal_path_is_relative_to_the_defaults_file(ask, project, monkeypatch):
     text = 'journal = "team.db"\n'
     assert str(project / "team.db") in os.path.realpath(
         ask(text, "journal", "path")[2].split()[-1].rstrip(".")
@@ -176,7 +174,7 @@ def test_the_journal_lies_beside_the_file_wherever_the_command_is_started(
     assert "own.db" in "".join(ask(text, "journal", "path")[1:]), "the user's own word comes first"
 
 
-def test_filters_of_the_journal_are_not_preset(ask):
+def test_defaults_do_not_filter_the_journal(ask):
     code, _, err = ask(
         'precision = "fp32"\nbatch = 8\n', "journal", "list", "--public", "--limit", "1"
     )
@@ -215,14 +213,14 @@ def test_filters_of_the_journal_are_not_preset(ask):
         ('journal = "a\\u0000b"', "journal", "is not a path"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(ask, project, text, verb, part):
+def test_invalid_file_exits_2_with_one_line(ask, project, text, verb, part):
     words = {"journal": ("journal", "list"), "serve": ("serve",)}.get(verb, (verb, "resnet18"))
     code, out, err = ask(text + "\n", *words)
     assert (code, out, part in err, err.count("\n")) == (2, "", True, 1), err
     assert not list(project.rglob("ran"))
 
 
-def test_a_link_out_of_the_project_is_refused(ask, project, tmp_path_factory):
+def test_symlink_out_of_the_project_is_rejected(ask, project, tmp_path_factory):
     secret = tmp_path_factory.mktemp("elsewhere") / "devices.toml"
     secret.write_text("secret = 1\n")
     (project / "devices.toml").symlink_to(secret)
@@ -230,18 +228,18 @@ def test_a_link_out_of_the_project_is_refused(ask, project, tmp_path_factory):
     assert (code, "is outside" in err, "secret" in err) == (2, True, False)
 
 
-def test_a_pipe_is_not_waited_for(project):
+def test_named_pipe_is_rejected_without_blocking(project):
     os.mkfifo(project / "trainpace.toml")
     ended: Ended = attempt(command("forecast", "resnet18"), project / "evil.py")
     assert ended.problem is None
     assert "a device or a pipe" in ended.said
 
 
-def test_help_is_there_whatever_the_file_holds(ask):
+def test_help_works_with_a_broken_file(ask):
     assert ask("= broken\n", "forecast", "--help")[0] == 0
 
 
-def test_a_misuse_with_a_default_says_where_it_comes_from(ask):
+def test_error_caused_by_a_default_names_the_file(ask):
     code, _, err = ask("nodes = 4\n", *FORECAST, "--gpu", "T4")
     assert (code, err.count("Defaults from ../trainpace.toml: --nodes 4")) == (2, 2)
 
@@ -255,14 +253,14 @@ def every_option():
             yield from ((verb, option) for option in one.params if isinstance(option, click.Option))
 
 
-def test_the_lists_name_options_that_there_are():
+def test_settable_names_are_existing_options():
     options = {option.name for _, option in every_option()}
     assert options >= SETTABLE
     assert not SETTABLE & REFUSED
 
 
-def test_nothing_that_names_code_a_new_file_or_a_flag_can_be_set():
-    """By what the options say of themselves, not by the list."""
+def test_code_paths_output_files_and_flags_are_not_settable():
+    """The check reads the options themselves, not the list of settable names."""
     for verb, option in every_option():
         if option.name in SETTABLE and verb not in ONLY_JOURNAL:
             assert not option.is_flag, (verb, option.name)
@@ -276,11 +274,11 @@ def test_nothing_that_names_code_a_new_file_or_a_flag_can_be_set():
 PAGE = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text()
 
 
-def test_the_page_lists_what_a_file_may_set():
+def test_documentation_lists_the_settable_options():
     assert set(re.findall(r"`(\w+)`", PAGE.rpartition("|---|---|")[2])) == SETTABLE
 
 
-def test_the_pages_example_is_right(ask):
+def test_documentation_example_works(ask):
     example = re.search("```toml\n(.*?)```", PAGE, re.DOTALL)[1]
     assert (
         "--gpu A100 --gpu H100 --samples 1.28M --epochs 90 --precision amp_bf16"

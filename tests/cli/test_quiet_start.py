@@ -1,4 +1,4 @@
-"""Importing the package and asking for help open no socket, write no file and start no process."""
+"""Importing the package and printing help open no socket, file or process."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_is_opened_written_or_started(case, tmp_path):
+def test_import_and_help_have_no_side_effects(case, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HOOK + CASES[case]],
         capture_output=True,

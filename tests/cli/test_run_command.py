@@ -1,4 +1,4 @@
-"""`trainpace run`, the real command on a tiny ladder."""
+"""Tests of `trainpace run` on a small ladder."""
 
 import fcntl
 import json
@@ -67,7 +67,7 @@ def trainpace(folder, *arguments, timeout=300):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 
-def test_misuse_is_one_sentence_before_anything_starts(folder):
+def test_misuse_is_rejected_before_anything_starts(folder):
     for arguments, said in (
         (["none.toml"], "no such file"),
         (["ladder.toml", "--html", "no/where.html"], "does not exist"),
@@ -79,7 +79,7 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
         assert "Traceback" not in done.stderr
 
 
-def test_a_missing_launcher_is_said_before_anything_starts(folder):
+def test_missing_launcher_is_reported_before_anything_starts(folder):
     (folder / "ladder.toml").write_text(LADDER.replace("micro_batch = 5", "nnodes = 2"))
     done = subprocess.run(
         [sys.executable, "-m", "trainpace", "run", "ladder.toml"],
@@ -94,7 +94,7 @@ def test_a_missing_launcher_is_said_before_anything_starts(folder):
     assert not (folder / "ladder-run").exists()
 
 
-def test_two_climbs_in_one_folder_are_refused(folder):
+def test_second_run_in_the_same_folder_is_rejected(folder):
     (folder / "run").mkdir()
     with (folder / "run" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -103,7 +103,7 @@ def test_two_climbs_in_one_folder_are_refused(folder):
     assert "Another trainpace run" in done.stderr
 
 
-def test_a_folder_that_takes_no_lock_is_one_sentence(folder):
+def test_unusable_lock_file_is_reported(folder):
     (folder / "run" / ".lock").mkdir(parents=True)
     done = trainpace(folder, "ladder.toml", "--out", "run", "--no-journal", "--no-forecast")
     assert done.returncode == 2
@@ -111,7 +111,7 @@ def test_a_folder_that_takes_no_lock_is_one_sentence(folder):
     assert "Traceback" not in done.stderr
 
 
-def test_a_dry_run_shows_what_would_be_started(folder):
+def test_dry_run_shows_the_commands(folder):
     done = trainpace(folder, "ladder.toml", "--dry-run", "--no-forecast")
     assert done.returncode == 0, done.stderr
     assert "trainpace.run.trial_worker" in done.stdout
@@ -120,7 +120,7 @@ def test_a_dry_run_shows_what_would_be_started(folder):
 
 
 @pytest.mark.slow
-def test_the_whole_command_and_its_resumption(folder):
+def test_run_measures_a_ladder_and_resumes(folder):
     options = (
         "ladder.toml",
         "--no-forecast",
@@ -154,7 +154,7 @@ def test_the_whole_command_and_its_resumption(folder):
 
 
 @pytest.mark.slow
-def test_a_baseline_that_hangs_is_ended_and_reported(folder):
+def test_hanging_baseline_times_out_and_is_reported(folder):
     done = trainpace(
         folder,
         "ladder.toml",
@@ -171,7 +171,7 @@ def test_a_baseline_that_hangs_is_ended_and_reported(folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_running_and_what_was_measured(folder):
+def test_ctrl_c_ends_all_processes(folder):
     process = subprocess.Popen(
         [
             sys.executable,

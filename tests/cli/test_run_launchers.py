@@ -1,4 +1,4 @@
-"""`trainpace run` and launchers: which one a rung gets, Slurm's options, and what is missing said before anything starts."""
+"""Tests of the launchers of `trainpace run` and of the options for Slurm."""
 
 import json
 import os
@@ -41,7 +41,7 @@ title = "eight"
 micro_batch = 8
 """
 FAKES = {
-    # one rank of one node, as the real ones would start it
+    # starts one rank on one node, like the real commands
     "sbatch": 'SLURM_JOB_ID=7 SLURM_JOB_NODELIST=here bash "$2" >> "$FAKE/log" 2>&1; cp "$2" "$FAKE/script"; echo 7',
     "srun": 'while [ "$1" != bash ]; do shift; done; SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 exec "$@"',
     "scontrol": '[ "$2" = hostnames ] && echo here || echo "NodeAddr=127.0.0.1 "',
@@ -62,7 +62,7 @@ def no_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_the_plainest_launcher_that_has_so_many_ranks():
+def test_auto_selects_the_simplest_launcher_for_the_ranks():
     for sizes, name in (
         ({}, "process"),
         ({"nproc_per_node": 2}, "torchrun"),
@@ -72,7 +72,7 @@ def test_the_plainest_launcher_that_has_so_many_ranks():
     assert LauncherChoice("slurm").of(Execution()).name == "slurm"
 
 
-def test_slurms_options_stand_in_the_script():
+def test_slurm_options_appear_in_the_batch_script():
     choice = LauncherChoice(
         "slurm", SlurmOptions(partition="a100", account="lab", extra=("--qos=debug",))
     )
@@ -82,7 +82,7 @@ def test_slurms_options_stand_in_the_script():
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_a_launcher_that_any_rung_may_need_must_be_there():
+def test_launcher_needed_by_any_rung_must_be_installed():
     LauncherChoice().check(ladder({"nproc_per_node": (1, 2)}))
     for needs_it in (ladder({"micro_batch": 2}, {"nnodes": (1, 2)}), ladder(nnodes=2)):
         with pytest.raises(TrainpaceError, match="sbatch"):
@@ -91,12 +91,12 @@ def test_a_launcher_that_any_rung_may_need_must_be_there():
         LauncherChoice("slurm").check(ladder())
 
 
-def test_options_for_a_launcher_that_no_rung_needs_are_a_contradiction():
+def test_options_of_an_unused_launcher_are_rejected():
     with pytest.raises(Contradiction, match="--partition"):
         LauncherChoice("auto", SlurmOptions(partition="a100")).check(ladder({"nproc_per_node": 2}))
 
 
-def test_the_journals_device_is_the_one_that_measured(tmp_path):
+def test_journal_stores_the_device_of_the_measurement(tmp_path):
     options = RunRequest(ladder="ladder.toml", launcher="slurm")
     climb, kept = replace(ladder(), device="cuda"), []
     with Journal.open(str(tmp_path / "j.db")) as journal:
@@ -146,7 +146,7 @@ def trainpace(folder, *arguments, path):
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_misuse_is_one_sentence_before_anything_starts(folder):
+def test_misuse_is_rejected_before_anything_starts(folder):
     for arguments, said in (
         (["--launcher", "slurm"], "sbatch, squeue, scancel, scontrol"),
         (["--partition", "a100"], "no rung is launched with it"),
@@ -159,7 +159,7 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
         assert not (folder / "ladder-run").exists()
 
 
-def test_a_dry_run_shows_the_batch_script_where_slurm_is_not(folder):
+def test_dry_run_shows_the_batch_script_without_slurm(folder):
     done = trainpace(
         folder,
         "--dry-run",
@@ -177,7 +177,7 @@ def test_a_dry_run_shows_the_batch_script_where_slurm_is_not(folder):
 
 
 @pytest.mark.slow
-def test_a_ladder_is_climbed_through_slurms_commands(folder):
+def test_ladder_runs_through_slurm_commands(folder):
     for name, code in FAKES.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
         (folder / "bin" / name).chmod(0o755)

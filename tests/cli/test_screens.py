@@ -1,4 +1,4 @@
-"""Real answers, on a terminal of 80 columns: one screen, which says what it leaves out, and all of it with --details."""
+"""Answers fit a terminal of 80 columns, and --details prints the rest."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ NAMED = re.compile(r"\(--details\)|^More with --details: ", re.MULTILINE)
 
 
 def shape(text):
-    """The words, without what was typed, and however wide the columns are."""
+    """Return the words of an answer without column rules and --details hints."""
     return [
         word
         for word in text.split()
@@ -94,7 +94,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_answer_is_one_screen(command, place, monkeypatch):
+def test_answer_fits_one_screen(command, place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     brief = printed(command, place)
     lines = brief.splitlines()
@@ -111,7 +111,7 @@ def test_an_answer_is_one_screen(command, place, monkeypatch):
         )
 
 
-def test_a_cut_table_counts_what_it_leaves_out(place, monkeypatch):
+def test_truncated_table_counts_the_omitted_rows(place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     brief = printed("gpus", place)
     found = re.search(r"\.\.\. (\d+) more rows \(--details\)", brief)
@@ -120,7 +120,7 @@ def test_a_cut_table_counts_what_it_leaves_out(place, monkeypatch):
     assert brief.startswith(f"{rows + int(found[1])} devices.")
 
 
-def test_a_last_row_takes_the_line_that_would_count_it(capsys):
+def test_table_omitting_one_row_shows_the_row_instead(capsys):
     rows = [(f"row {i}",) for i in range(LINES - 5)]
     for beside, cut in ((2, ""), (3, "... 2 more rows (--details)")):
         show([Lines(["so much else"] * beside), Table([words("name")], rows)], details=False)
@@ -129,7 +129,7 @@ def test_a_last_row_takes_the_line_that_would_count_it(capsys):
         assert "".join(line for line in out.splitlines() if "more" in line) == cut
 
 
-def test_rules_of_tables_are_dropped_if_nothing_else_can_be(capsys):
+def test_table_rule_is_dropped_to_fit_the_screen(capsys):
     rows = [("a long name", "1"), ("b", "2"), ("c", "3")]
     for beside, has_rule in ((LINES - 5, True), (LINES - 4, False)):
         table = Table([words("name"), Column("ms")], rows)
@@ -139,6 +139,6 @@ def test_rules_of_tables_are_dropped_if_nothing_else_can_be(capsys):
         assert ("────" in out) == has_rule
 
 
-def test_json_and_details_are_never_cut(place):
+def test_json_and_details_are_never_truncated(place):
     assert len(json.loads(printed("gpus", place, "--json"))) > LINES
     assert printed("gpus", place, "--json", "--details") == printed("gpus", place, "--json")

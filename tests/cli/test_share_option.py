@@ -1,4 +1,4 @@
-"""`--share FILE.html` of the real commands, in a folder and with files whose names are secrets."""
+"""Pages written by `--share` do not reveal names of files or folders."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_nothing_of_the_user_is_on_the_page(verb, tmp_path):
+def test_shared_page_contains_no_user_names_or_paths(verb, tmp_path):
     folder = tmp_path / "home" / "qx7"
     folder.mkdir(parents=True)
     (folder / "qx7_model.py").write_text(TASK)

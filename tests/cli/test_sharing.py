@@ -1,4 +1,4 @@
-"""Sharing, receiving and the public journal at the command line, the real command in a real process."""
+"""Tests of sharing runs, importing them and the public journal, in a real process."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def timed(ms, **fields):
     )
 
 
-def test_share_prints_the_whole_file_and_writes_it_only_with_output(run, tmp_path):
+def test_share_writes_a_file_only_with_output(run, tmp_path):
     add(
         run.place,
         timed(80.0),
@@ -91,7 +91,7 @@ def test_imported_journal_counts_as_own_runs(run):
     assert "counts as yours" in helped
 
 
-def test_runs_are_chosen_by_id_or_by_filters(run):
+def test_share_selects_runs_by_id_or_filters(run):
     one, other = timed(80.0), timed(90.0, device="RTX 3090")
     add(run.place, one, other)
     for chosen in ((one.id,), ("--device", "T4")):
@@ -119,7 +119,7 @@ def test_import_of_a_shared_file_is_checked_and_reports_corrections(run, tmp_pat
     assert "0 new runs" in run("import", "theirs.json").stdout
 
 
-def test_a_hostile_file_cannot_drive_the_terminal(run, tmp_path):
+def test_control_characters_in_shared_files_are_not_printed(run, tmp_path):
     add(run.place, timed(80.0))
     run("share", "--output", "x.json")
     data = json.loads((tmp_path / "x.json").read_text())
@@ -130,7 +130,7 @@ def test_a_hostile_file_cannot_drive_the_terminal(run, tmp_path):
     assert not set(done.stdout + done.stderr) & {"\x1b", "\x07", "\x9b"}
 
 
-def test_the_public_journal_is_listed_filtered_shown_and_compared(run):
+def test_public_journal_can_be_listed_filtered_shown_and_compared(run):
     first = public_runs()[0]
     said = run("list", "--public", "--limit", "1").stdout
     assert f"{len(public_runs()):,} runs" in said
@@ -197,7 +197,7 @@ def test_compare_public_run_with_own_run(run):
         ("list", "--public", "--kind", "import"),
     ],
 )
-def test_misuse_is_one_sentence(run, arguments):
+def test_misuse_exits_2_with_one_line(run, arguments):
     add(run.place, timed(80.0))
     said = run(*arguments, code=2).stderr
     assert said.startswith("trainpace: ")
@@ -205,8 +205,8 @@ def test_misuse_is_one_sentence(run, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/forecast/test_scoring.py scores the same, without the command
-def test_this_versions_accuracy_is_computed_anew(run):
+@pytest.mark.long  # tests/forecast/test_scoring.py computes the same score without the command
+def test_public_score_matches_the_packaged_forecasts(run):
     done = run("score", "--public", "--json")
     score = json.loads(done.stdout)
     assert score["runs"] == score["in_fit"]["n"] + score["not_in_fit"]["n"] > 100

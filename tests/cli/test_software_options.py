@@ -1,4 +1,4 @@
-"""--software, --attention and the kernels of optimizer and loss: on the command line, in Python, in what-if and in match."""
+"""Tests of the options for software, attention, optimizer and loss kernels."""
 
 import json
 
@@ -17,14 +17,14 @@ from trainpace.web.whatif import WhatIfRequest, forecaster_of
 
 @pytest.fixture
 def model(tmp_path):
-    """With fused attention."""
+    """Return a saved model with fused attention."""
     path = tmp_path / "model.json"
     save(stacked(), path)
     return str(path)
 
 
 def said(capsys, *words, gpu="A100", code=0):
-    """What `trainpace forecast` prints on both streams."""
+    """Return what `trainpace forecast` prints on both streams."""
     with pytest.raises(SystemExit) as ended:
         main(["forecast", *words, "--gpu", gpu, "--batch", "4", "--no-journal"])
     assert (ended.value.code or 0) == code
@@ -37,7 +37,7 @@ def row_of(capsys, *words, gpu="A100"):
     return row
 
 
-def test_what_is_assumed_is_said_where_attention_depends_on_it(model, capsys):
+def test_assumed_software_is_stated_for_attention_models(model, capsys):
     half = (model, "--precision", "bf16")
     assert "assuming PyTorch of today, FlashAttention 2" in said(capsys, *half)
     assert "PyTorch of today, cuDNN's attention" in said(capsys, *half, gpu="H100")
@@ -54,7 +54,7 @@ def test_what_is_assumed_is_said_where_attention_depends_on_it(model, capsys):
     )
 
 
-def test_other_kernels_take_another_time(model, capsys):
+def test_kernel_options_change_the_step_time(model, capsys):
     ms = {
         name: row_of(capsys, model, "--precision", "bf16", "--attention", name)["step_time_ms"]
         for name in ("eager", "flash1", "flash_attention_2")
@@ -74,7 +74,7 @@ def test_other_kernels_take_another_time(model, capsys):
     assert old > 1.5 * new
 
 
-def test_xla_compiles_and_tensorflow_is_nhwc(capsys):
+def test_jax_implies_compile_and_tensorflow_implies_channels_last(capsys):
     compiled = row_of(capsys, "resnet50", "--compile")["step_time_ms"]
     assert row_of(capsys, "resnet50", "--software", "jax")["step_time_ms"] == compiled
     half = ("resnet50", "--precision", "amp_fp16", "--software", "tensorflow")
@@ -84,7 +84,7 @@ def test_xla_compiles_and_tensorflow_is_nhwc(capsys):
     )
 
 
-def test_what_changes_nothing_is_named(model, capsys):
+def test_options_without_effect_are_reported(model, capsys):
     row = row_of(capsys, "resnet50", "--attention", "flash3", "--cross-entropy", "fused")
     assert row["software_idle"] == [
         "FlashAttention 3: the model has no fused attention",
@@ -112,11 +112,11 @@ def test_what_changes_nothing_is_named(model, capsys):
         (("--engine", "megatron_core"), "--engine needs --num-gpus"),
     ],
 )
-def test_misuse_is_one_sentence(model, capsys, options, words):
+def test_invalid_software_options_are_rejected(model, capsys, options, words):
     assert words in said(capsys, model, *options, code=2)
 
 
-def test_python_plan_and_what_if_take_it(model):
+def test_plan_and_whatif_accept_software_options(model):
     with pytest.raises(TrainpaceError, match="needs a `gpu`"):
         trainpace.forecast(model, gpu="cpu", attention="eager", no_journal=True)
     with pytest.raises(Contradiction):
@@ -141,7 +141,7 @@ def test_python_plan_and_what_if_take_it(model):
     ).reason.startswith("unknown framework")
 
 
-def test_a_match_takes_it(tmp_path):
+def test_match_accepts_software(tmp_path):
     path = tmp_path / "one.json"
     save(workload(), path)
     common = {"samples": 10_000, "epochs": 1, "gpu": "A100", "precision": "bf16"}

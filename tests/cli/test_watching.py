@@ -1,4 +1,4 @@
-"""The real commands on real scripts."""
+"""Tests of `trainpace watch` and `trainpace diagnose` on real scripts."""
 
 import json
 import os
@@ -26,10 +26,10 @@ def train(tmp_path, monkeypatch):
     return script(tmp_path, sleep_s=0.001, epochs=40)
 
 
-def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
+def test_diagnose_prints_verdict_cause_and_next_step(train, tmp_path):
     train = script(
         tmp_path, sleep_s=0.004, epochs=40
-    )  # epochs that are long beside the start of workers
+    )  # epochs are long compared with the start of workers
     options = ("--rounds", "2", "--block", "4", "--warm-up", "6", "--epochs", "40")
     wide = {"env": os.environ | {"COLUMNS": "100"}}
     done = trainpace("diagnose", *options, "--", sys.executable, train, **wide)
@@ -84,7 +84,7 @@ def test_files_of_earlier_runs_are_restored_after_a_diagnosis(tmp_path):
     } == {"log.csv": "earlier", "last.pt": "earlier", "new.txt": "new"}
 
 
-def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_path):
+def test_watch_prints_step_parts_and_keeps_output_and_exit_code(train, tmp_path):
     train.write_text(
         train.read_text().replace("range(40)", "range(1)")
         + "\n    print('the end')\n    sys.exit(3)\n"
@@ -121,7 +121,7 @@ def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_pa
     assert all(f.stat().st_size > 1000 for f in files.values())
 
 
-def test_json_keeps_the_scripts_output_apart(train, tmp_path):
+def test_json_moves_the_script_output_to_stderr(train, tmp_path):
     train.write_text(
         train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n"
     )
@@ -146,7 +146,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
         (("diagnose", "--rounds", "0", "--", "python"), "--rounds"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, monkeypatch):
+def test_bad_input_exits_2_with_a_message(arguments, said, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     done = trainpace(*arguments)
     assert done.returncode == 2
@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, mo
     )
 
 
-def test_a_script_without_steps_says_so_and_keeps_its_exit_code(tmp_path):
+def test_watch_reports_a_script_without_steps(tmp_path):
     done = trainpace(
         "watch", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch"
     )
@@ -165,7 +165,7 @@ def test_a_script_without_steps_says_so_and_keeps_its_exit_code(tmp_path):
     assert "No training step was seen" in done.stdout
 
 
-def test_a_diagnosis_says_how_a_command_without_steps_ended(tmp_path):
+def test_diagnose_reports_the_exit_code_without_steps(tmp_path):
     done = trainpace(
         "diagnose", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch; 1 / 0"
     )
@@ -173,7 +173,7 @@ def test_a_diagnosis_says_how_a_command_without_steps_ended(tmp_path):
     assert "ended with exit code 1" in done.stderr
 
 
-def test_a_damaged_recording_is_named(tmp_path):
+def test_damaged_event_log_is_named(tmp_path):
     (tmp_path / "command.json").write_text('{"command": ["x"], "seconds": 1, "exit_code": 0}')
     (tmp_path / "process-1-here.trail").write_bytes(b"something else\n")
     done = trainpace("diagnose", tmp_path)
@@ -181,7 +181,7 @@ def test_a_damaged_recording_is_named(tmp_path):
     assert "process-1-here.trail cannot be read" in done.stderr
 
 
-def test_a_command_that_fails_before_anything_is_proved_fails_the_diagnosis(train, tmp_path):
+def test_diagnose_returns_the_exit_code_of_a_failed_command(train, tmp_path):
     train.write_text(
         train.read_text().replace(
             "losses.append", "len(losses) < 6 or sys.exit(7)\n            losses.append"
@@ -192,7 +192,7 @@ def test_a_command_that_fails_before_anything_is_proved_fails_the_diagnosis(trai
     assert "the command ended with exit code 7" in " ".join(done.stdout.split())
 
 
-def test_two_scripts_one_after_the_other_are_not_two_ranks(train, tmp_path):
+def test_consecutive_scripts_are_not_two_ranks(train, tmp_path):
     train.write_text(train.read_text().replace("range(40)", "range(len(sys.argv))"))
     both = f"{sys.executable} {train}; {sys.executable} {train} longer"
     done = trainpace("watch", "--json", "--output", tmp_path / "r", "--", "sh", "-c", both)
@@ -202,7 +202,7 @@ def test_two_scripts_one_after_the_other_are_not_two_ranks(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_slower_run_than_the_baseline_is_exit_code_1(train, tmp_path):
+def test_run_slower_than_the_baseline_exits_1(train, tmp_path):
     train.write_text(train.read_text().replace("range(40)", "range(3)"))
     first = trainpace("watch", "--output", tmp_path / "a", "--", sys.executable, train)
     assert first.returncode == 0, first.stderr
@@ -227,7 +227,7 @@ def test_a_slower_run_than_the_baseline_is_exit_code_1(train, tmp_path):
     )
 
 
-def test_a_baseline_that_is_none_is_said_before_anything_runs(train, tmp_path):
+def test_unknown_baseline_is_rejected_before_the_command_starts(train, tmp_path):
     done = trainpace(
         "watch",
         "--baseline",
@@ -247,7 +247,7 @@ def test_a_baseline_that_is_none_is_said_before_anything_runs(train, tmp_path):
 FAILING = (sys.executable, "-c", "import sys; sys.exit(7)")
 
 
-def test_a_report_that_cannot_be_written_does_not_hide_how_the_command_ended(train, tmp_path):
+def test_unwritable_report_keeps_the_command_exit_code(train, tmp_path):
     train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    sys.exit(7)\n")
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -260,7 +260,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_how_the_command_ended(tra
     assert "waiting for data" in done.stdout
 
 
-def test_a_recording_that_the_command_removes(tmp_path):
+def test_recording_removed_by_the_command_is_not_an_error(tmp_path):
     remove = f"import shutil; shutil.rmtree({str(tmp_path / 'r')!r})"
     done = trainpace("watch", "--output", tmp_path / "r", "--", sys.executable, "-c", remove)
     assert done.returncode == 0
@@ -269,7 +269,7 @@ def test_a_recording_that_the_command_removes(tmp_path):
 
 
 @pytest.mark.parametrize("steps", ["9:3", "²:30", "1:" + "9" * 5000, "1"])
-def test_mistaken_steps_are_said_before_anything_starts(steps, tmp_path):
+def test_invalid_steps_are_rejected_before_the_command_starts(steps, tmp_path):
     done = trainpace(
         "watch",
         "--steps",
@@ -285,7 +285,7 @@ def test_mistaken_steps_are_said_before_anything_starts(steps, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["watch", "diagnose"])
-def test_a_command_without_steps_keeps_its_exit_code(verb, tmp_path):
+def test_exit_code_is_kept_without_steps(verb, tmp_path):
     done = trainpace(verb, "--output", tmp_path / "r", "--", *FAILING)
     assert done.returncode == 7
 
@@ -295,7 +295,7 @@ WAITING = "import torch, time, sys; print('here', flush=True); time.sleep(60)"
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("verb", ["watch", "diagnose"])
-def test_a_signal_is_the_commands_and_its_exit_code(verb, number, code, tmp_path):
+def test_signal_is_forwarded_and_sets_the_exit_code(verb, number, code, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -325,7 +325,7 @@ def runs(process):
         return False
 
 
-def test_a_killed_watch_takes_its_command_along(tmp_path):
+def test_killing_watch_ends_its_command(tmp_path):
     command = [
         sys.executable,
         "-m",

@@ -1,7 +1,7 @@
-"""Files with everything that is read from them: each setting and each note with its key.
+"""Example files with all settings and notes that are read from them, each with its key.
 
-A setting under a wrong key sends the user to the wrong line. A note that does not say what stays open
-lets a default pass for what the file states.
+A setting under a wrong key sends the user to the wrong line. If a note does not name the setting that
+stays open, a default looks like a value from the file.
 """
 
 import json
@@ -411,4 +411,4 @@ launch command
 """,
     ),
 }
-"""Name of the file -> its text, and what it tells."""
+"""File name -> (file text, expected settings and notes)."""

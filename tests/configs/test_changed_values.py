@@ -1,6 +1,6 @@
-"""A value that is changed is read as it now stands, refused, or noted: never the old value, never dropped silently.
+"""A changed value is read, rejected or noted. It is never ignored silently.
 
-For every key that is read, in every format, and for every kind of value that a person or an editor might leave there.
+The tests cover every key of every format and every kind of value that a person or an editor might write.
 """
 
 import copy
@@ -113,7 +113,7 @@ def changed(file, path, value):
 
 
 def outcome(file, path, value):
-    """("refused", None), or what is read under that key now and the notes about it."""
+    """Return ("refused", None), or the values read under the key and the notes about it."""
     try:
         config = parse_config(changed(file, path, value), file)
     except TrainpaceError as error:
@@ -133,7 +133,7 @@ def numeric(value):
 
 
 @pytest.mark.parametrize(("file", "path"), cases(COUNTS) + cases(NUMBERS))
-def test_numbers(file, path):
+def test_changed_number_is_read_rejected_or_noted(file, path):
     read_count = 0
     for value in VALUES:
         read, notes = outcome(file, path, value)
@@ -160,7 +160,7 @@ def test_numbers(file, path):
 
 
 @pytest.mark.parametrize(("file", "path"), cases(FLAGS))
-def test_flags(file, path):
+def test_changed_flag_is_read_or_rejected(file, path):
     for value in VALUES:
         read, notes = outcome(file, path, value)
         if isinstance(value, bool):
@@ -169,7 +169,7 @@ def test_flags(file, path):
             assert read == "refused" or (value == "auto" and notes), value
 
 
-WORDS = {  # what each value is read as; all others must be refused or noted
+WORDS = {  # the setting for each value; all other values must be rejected or noted
     ("hf.json", "optim"): {v: [v] for v in VALUES if isinstance(v, str) and v.strip()},
     ("hf.json", "bf16"): {True: ["amp_bf16"]},
     ("ds.json", "optimizer.type"): {v: [v] for v in VALUES if isinstance(v, str) and v.strip()},
@@ -187,7 +187,7 @@ WORDS = {  # what each value is read as; all others must be refused or noted
 
 
 @pytest.mark.parametrize(("file", "path"), WORDS)
-def test_words(file, path):
+def test_changed_word_is_read_rejected_or_noted(file, path):
     expected = {(type(value), str(value)): read for value, read in WORDS[file, path].items()}
     for value in VALUES:
         read, notes = outcome(file, path, value)
@@ -231,7 +231,7 @@ FLAG_VALUES = [
     ],
 )
 @pytest.mark.parametrize("equals", ["=", " "])
-def test_flags_of_commands(before, flag, after, equals):
+def test_changed_command_flag_is_read_rejected_or_noted(before, flag, after, equals):
     bare = flag.lstrip("-").replace("_", "-")
     read_count = 0
     for value in FLAG_VALUES:
@@ -264,7 +264,7 @@ SBATCH_VALUES = ["1", "7", "4096", "0", "-1", "2.5", "many", "1-4", "4-4", "''",
         "--time",
     ],
 )
-def test_options_of_sbatch(option):
+def test_changed_sbatch_option_is_read_rejected_or_noted(option):
     read_count = 0
     for value in SBATCH_VALUES:
         written = f"gpu:{value}" if option == "--gres" else value
@@ -287,7 +287,7 @@ def test_options_of_sbatch(option):
             "''",
             "many",
         ):
-            assert read <= {1}  # a type alone is one GPU; no GPU is no setting
+            assert read <= {1}  # a type without a count is one GPU; zero GPUs give no setting
         else:
             assert notes or read == {int(value.partition("-")[0])}, value
     assert read_count >= 3

@@ -1,4 +1,4 @@
-"""Copies of settings files for a trial: outputs go elsewhere, references to each other stay within the copies."""
+"""Copies of settings files for a trial redirect outputs and refer to each other."""
 
 import json
 
@@ -15,7 +15,7 @@ def command(text):
     return copied_command(split_command(text).words, COPIES, "/home/u", "/t/out")
 
 
-def test_a_command_names_the_copies_and_the_trials_own_output():
+def test_copied_command_uses_copied_files_and_trial_output():
     assert command(
         "torchrun train.py args.json --deepspeed=conf/ds.json --output_dir runs --save {out}/x"
     ) == (
@@ -41,7 +41,7 @@ def test_a_command_names_the_copies_and_the_trials_own_output():
     )
 
 
-def test_paths_may_hold_an_equals_sign():
+def test_paths_may_contain_equals_sign():
     copies = {"runs/lr=1/a.yaml": "/t/a.yaml"}
     words = (
         "python",
@@ -61,7 +61,7 @@ def test_paths_may_hold_an_equals_sign():
     assert names_file({}, words, "runs/lr=1/a.yaml", "/home/u")
 
 
-def test_variables_before_a_command_are_its_environment():
+def test_variables_before_command_become_environment():
     found = split_command("OMP_NUM_THREADS=2 X='a b' torchrun train.py --lr=1")
     assert found.environment == {"OMP_NUM_THREADS": "2", "X": "a b"}
     assert found.words == ("torchrun", "train.py", "--lr=1")
@@ -82,12 +82,12 @@ def test_variables_before_a_command_are_its_environment():
         "python `which t`",
     ],
 )
-def test_what_only_a_shell_could_run_is_refused(text):
+def test_split_command_rejects_shell_syntax(text):
     with pytest.raises(TrainpaceError):
         split_command(text)
 
 
-def test_training_arguments_write_elsewhere_begin_anew_and_push_nothing():
+def test_copied_training_arguments_redirect_output_and_disable_resume():
     text = json.dumps(
         {
             "output_dir": "runs",
@@ -115,7 +115,7 @@ def test_training_arguments_write_elsewhere_begin_anew_and_push_nothing():
     assert "# mine" in copied
 
 
-def test_lightning_and_deepspeed_write_elsewhere():
+def test_copied_lightning_and_deepspeed_files_redirect_output():
     text = "trainer:\n  max_epochs: 3\n  devices: 1\n"
     assert (
         yaml.safe_load(copied_text(text, "c.yaml", {}, "/", "/t/out"))["trainer"][
@@ -131,7 +131,7 @@ def test_lightning_and_deepspeed_write_elsewhere():
     }
 
 
-def test_a_file_that_nothing_names_is_told_apart():
+def test_names_file_is_false_for_unreferenced_file():
     args = {
         "args.json": '{"per_device_train_batch_size": 8, "deepspeed": "ds.json"}',
         "ds.json": '{"train_batch_size": 8}',

@@ -1,4 +1,4 @@
-"""Several files beside each other."""
+"""Settings of several files are combined and checked for contradictions."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_contradictions_name_files_and_keys(files, words):
     assert [word for word in words if word not in text] == []
 
 
-def test_agreement():
+def test_consistent_files_have_no_clashes():
     combined = check(
         hf(bf16=True, gradient_accumulation_steps=4),
         ds(bf16={"enabled": True}),
@@ -73,13 +73,13 @@ def test_agreement():
     assert combined.values["global_batch"].value == 256
 
 
-def test_auto_takes_the_other_files_value():
+def test_auto_takes_value_from_other_file():
     combined = check(hf(), ds(train_micro_batch_size_per_gpu="auto"))
     assert combined.clashes == ()
     assert combined.values["micro_batch"].file == "0.json"
 
 
-def test_sbatch_against_what_it_starts():
+def test_sbatch_is_checked_against_its_launch_command():
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
     good = "srun torchrun --nnodes 2 --nproc-per-node $SLURM_GPUS_ON_NODE t.py\n"
     assert combine([parse_config(head + good, "j.sh")]).clashes == ()
@@ -102,7 +102,7 @@ def test_sbatch_against_what_it_starts():
     assert "= 8" in clash.text
 
 
-def test_what_is_not_known_is_not_a_contradiction():
+def test_unknown_values_do_not_clash():
     batch = [
         parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")
     ]
@@ -118,8 +118,8 @@ def test_what_is_not_known_is_not_a_contradiction():
     )
 
 
-def test_a_clash_is_told_once():
-    """Two files that disagree about the nodes say nothing about the batch."""
+def test_clash_is_reported_once():
+    """If two files disagree about the nodes, the batch is not checked."""
     files = [
         parse_command(f"torchrun --nnodes {n} --nproc-per-node 8 t.py", f"c{n}") for n in (2, 4)
     ]
@@ -146,7 +146,7 @@ def test_tensor_parallelism_divides_the_data_parallel_size():
     assert "3 (a.yaml, parallelism_config.tp_size)" in clash.text
 
 
-def test_auto_says_what_it_became():
+def test_auto_note_names_resolved_value():
     combined = check(hf(), ds(train_micro_batch_size_per_gpu="auto"))
     assert any("8 (0.json, per_device_train_batch_size)" in note.text for note in combined.notes)
 
@@ -157,22 +157,22 @@ def test_auto_says_what_it_became():
         (hf(bf16=True), ds(bf16={"enabled": True}), True),
         (hf(fp16=True), ds(fp16={"enabled": True}), True),
         (hf(fp16=True), ds(bf16={"enabled": True}), False),
-        (hf(), ds(bf16={"enabled": True}), True),  # what a file does not say is no contradiction
+        (hf(), ds(bf16={"enabled": True}), True),  # a missing setting is not a contradiction
         (
             hf(bf16=True),
             "trainer: {precision: bf16-true}\n",
             False,
-        ),  # no DeepSpeed here: two different things
+        ),  # without DeepSpeed, the two precisions differ
         (hf(optim="adamw_torch"), ds(optimizer={"type": "AdamW"}), True),
         (hf(optim="adafactor"), ds(optimizer={"type": "AdamW"}), False),
         (hf(num_train_epochs=3), "trainer: {max_epochs: 3}\n", True),
         (hf(learning_rate=1e-4), ds(optimizer={"type": "SGD", "params": {"lr": "1e-4"}}), True),
     ],
 )
-def test_the_same_setting_in_two_files(first, second, agree):
+def test_equivalent_settings_in_two_files_do_not_clash(first, second, agree):
     assert (check(first, second).clashes == ()) is agree
 
 
-def test_a_zero_stage_without_sharding_is_no_clash_with_fsdp():
+def test_zero_stage_0_does_not_clash_with_fsdp():
     fsdp = "num_processes: 8\ndistributed_type: FSDP\n"
     assert check(fsdp, ds(zero_optimization={"stage": 0})).clashes == ()

@@ -1,4 +1,4 @@
-"""One key of a JSON or YAML text set, and nothing else moved."""
+"""Setting one key of a JSON or YAML text leaves the rest unchanged."""
 
 import json
 
@@ -49,7 +49,7 @@ def edited(text, path, value, syntax="yaml"):
         ("\ufeffa: 1\n", "a", 2, "\ufeffa: 2\n"),
     ],
 )
-def test_yaml(before, path, value, after):
+def test_yaml_key_is_edited_in_place(before, path, value, after):
     assert edited(before, path, value) == after
 
 
@@ -70,14 +70,14 @@ def test_yaml(before, path, value, after):
         ('{"\\u0061": 1}', "a", 3, '{"\\u0061": 3}'),
     ],
 )
-def test_json(before, path, value, after):
+def test_json_key_is_edited_in_place(before, path, value, after):
     assert edited(before, path, value, "json") == after
 
 
 @pytest.mark.parametrize(
     "text", ["a: &k 4\nb: *k\n", "a: !!int 4\n", "b: &k 4\na: *k\n", "a: >\n  4\n"]
 )
-def test_what_only_a_person_can_change_is_refused(text):
+def test_uneditable_yaml_is_rejected(text):
     with pytest.raises(TrainpaceError):
         edited(text, "a", 5)
 
@@ -110,7 +110,7 @@ def with_set(data, path, value):
     st.one_of(st.integers(0, 9), st.booleans(), st.sampled_from(["no", "bf16", "x.Y"])),
     st.sampled_from(["json", "indented", "yaml", "flow"]),
 )
-def test_the_parsed_document_differs_in_that_key_alone(data, path, value, style):
+def test_edit_changes_only_the_given_key(data, path, value, style):
     dump = {
         "json": json.dumps,
         "indented": lambda d: json.dumps(d, indent=2),
@@ -124,4 +124,4 @@ def test_the_parsed_document_differs_in_that_key_alone(data, path, value, style)
     assert found == expected
     assert json.dumps(found, sort_keys=not is_json) == json.dumps(
         expected, sort_keys=not is_json
-    )  # 1 is not true
+    )  # distinguishes 1 from true

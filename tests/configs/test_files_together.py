@@ -1,4 +1,4 @@
-"""A plan written into all files of a training: they say it together, and never against each other."""
+"""A plan written into all files of a training is complete and free of contradictions."""
 
 import random
 import sys
@@ -24,7 +24,7 @@ def same(name, a, b):
 
 
 @pytest.mark.parametrize("kind", SETS)
-def test_the_files_together_say_what_was_wanted(kind):
+def test_rewritten_files_together_state_the_plan(kind):
     rng = random.Random(kind)
     compared = 0
     for _ in range(12):
@@ -41,7 +41,7 @@ def test_the_files_together_say_what_was_wanted(kind):
             before, **{name: getattr(Execution(), name) for name in wrote & MAY_BE_SILENT}
         )
         found, clash = together(texts_of(done), silent)
-        # pipeline stages stand in no file, so the data-parallel size that files are checked for is not known
+        # no file states the pipeline stages, so the data-parallel size for the check is unknown
         assert not clash or done.left.keys() & {"pp", "tp", "cp"}, clash
         if found is not None:
             read, expected, was = settings_of(found), settings_of(wanted), settings_of(before)
@@ -54,7 +54,7 @@ def test_the_files_together_say_what_was_wanted(kind):
     assert compared >= 6
 
 
-def test_a_setting_that_one_file_cannot_say_is_written_nowhere():
+def test_setting_that_one_file_cannot_express_is_not_written():
     texts = {
         "args.yaml": "per_device_train_batch_size: 4\nbf16: true\nfp16: false\n",
         "acc.yaml": "compute_environment: LOCAL_MACHINE\nnum_processes: 8\nmixed_precision: bf16\n",
@@ -70,8 +70,8 @@ def test_a_setting_that_one_file_cannot_say_is_written_nowhere():
     }
 
 
-def test_batch_sizes_stay_with_the_processes_that_they_are_for():
-    # the global batch is the same, so an accumulation that was halved for twice the processes must not stand alone
+def test_batch_sizes_are_written_only_with_their_process_count():
+    # the global batch stays the same, so halving the accumulation without doubling the processes would be wrong
     texts = {
         "args.yaml": "per_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n",
         "trainer.yaml": "trainer:\n  devices: [0, 1]\n",
@@ -110,10 +110,10 @@ def damaged(seed):
 
 
 @pytest.mark.parametrize("tens", range(10))
-def test_damaged_files_never_give_a_traceback(tens):
+def test_damaged_files_never_raise_unexpected_errors(tens):
     assert sum(damaged(seed) for seed in range(10 * tens, 10 * tens + 10)) >= 1
 
 
 @pytest.mark.slow
-def test_many_damaged_files_never_give_a_traceback():
+def test_many_damaged_files_never_raise_unexpected_errors():
     assert sum(damaged(seed) for seed in range(1000, 2500)) > 300

@@ -1,4 +1,4 @@
-"""Random plans written into every format: what the files say is what was planned, or the writer refuses."""
+"""Random plans written into every format are read back as planned, or the writer rejects them."""
 
 import json
 import os
@@ -37,7 +37,7 @@ COMPARED = (
 
 
 def held(kind, count):
-    """The plans that the writer did not refuse. What the limits leave to be refused are rare combinations."""
+    """Return the plans that the writer accepted. It rejects only rare combinations within the limits."""
     done = list(planned(kind, count))
     rounds = [one for one, refused in done if not refused]
     assert len(rounds) >= 0.97 * count
@@ -51,7 +51,7 @@ def held(kind, count):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_the_files_say_the_plan(kind):
+def test_written_files_state_the_plan(kind):
     for one in held(kind, 90):
         assert one.written.left == {}
         assert one.wrong() == {}, one.written.diff
@@ -61,7 +61,7 @@ def test_the_files_say_the_plan(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("plans", [100, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", FILES)
-def test_plans_and_the_libraries_say_the_same(kind, plans, tmp_path):
+def test_libraries_read_written_files_as_planned(kind, plans, tmp_path):
     rounds = held(kind, plans)
     assert {i: one.wrong() for i, one in enumerate(rounds) if one.wrong()} == {}
     if kind in LIBRARIES:
@@ -90,11 +90,11 @@ def test_plans_and_the_libraries_say_the_same(kind, plans, tmp_path):
         (FILES["DeepSpeed"]["ds.json"], "ds.json", set()),
     ],
 )
-def test_what_an_engine_lacks_is_known(text, file, fields):
+def test_lacking_lists_settings_the_engine_cannot_express(text, file, fields):
     assert lacking(text, file).keys() == fields
 
 
-def test_without_write_only_what_the_engine_lacks_is_left_out():
+def test_read_only_limits_are_only_those_of_the_engine():
     texts = {"run.sh": "torchrun --nproc-per-node 8 train.py\n"}
     start = Execution(micro_batch=4, nproc_per_node=8)
     assert limits_of(texts, {}, start, write=False) == ((), "")
@@ -105,7 +105,7 @@ def test_without_write_only_what_the_engine_lacks_is_left_out():
     assert "no flag" in workers
 
 
-def test_new_files_beside_old_ones_take_what_those_cannot():
+def test_new_files_accept_settings_the_old_files_cannot():
     texts = {"args.yaml": FILES["Hugging Face TrainingArguments"]["args.yaml"]}
     start = Execution(nproc_per_node=8)
     alone, _ = limits_of(texts, {}, start, write=True)
@@ -118,7 +118,7 @@ def test_new_files_beside_old_ones_take_what_those_cannot():
     assert ("pp", "pipeline parallelism") in {(limit.field, limit.title) for limit in new}
     assert not any(
         limit.field == "precision" for limit in new
-    )  # what a new file leaves out stands in the code
+    )  # settings missing from a new file are set in the code
 
 
 ASKED = """
@@ -139,7 +139,7 @@ print(json.dumps({key: plugin.deepspeed_config[key] for key in ("bf16", "fp16", 
 @NEEDS_ENGINES
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "stage"), [("bf16", 2), ("amp_fp16", 0)])
-def test_accelerate_takes_two_new_files_together(precision, stage, tmp_path):
+def test_accelerate_loads_two_new_files_together(precision, stage, tmp_path):
     e = Execution(micro_batch=4, nproc_per_node=4, precision=precision, zero_stage=stage)
     for file in new_files({"ds.json": "DeepSpeed", "accelerate.yaml": "accelerate"}, e, {}):
         (tmp_path / file.file).write_text(file.text)

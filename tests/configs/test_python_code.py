@@ -1,4 +1,4 @@
-"""Trainers' arguments in Python code: read without running it, and what is no literal is named."""
+"""Trainer arguments are read from Python code without running it. Non-literal values are listed."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def read(text, file="train.py"):
     ]
 
 
-def test_training_arguments():
+def test_training_arguments_are_read_from_code():
     settings, unread = read(TRAINING)
     assert settings == {
         "micro_batch": 4,
@@ -45,7 +45,7 @@ def test_training_arguments():
     assert "line 8" in note
 
 
-def test_lightnings_trainer():
+def test_lightning_trainer_is_read_from_code():
     settings, unread = read(LIGHTNING)
     assert settings == {
         "nproc_per_node": 2,
@@ -88,7 +88,7 @@ def test_lightnings_trainer():
         ),
     ],
 )
-def test_dicts_and_calls(text, settings):
+def test_settings_are_read_from_dicts_and_calls(text, settings):
     assert read(text) == (settings, [])
 
 
@@ -112,7 +112,7 @@ def test_dicts_and_calls(text, settings):
         ("t = Trainer(devices=2, strategy=make())", ""),
     ],
 )
-def test_what_is_no_literal_is_named(text, named):
+def test_non_literal_values_are_listed_as_unread(text, named):
     _, unread = read(text)
     assert any(named in one for one in unread)
 
@@ -129,14 +129,14 @@ def test_what_is_no_literal_is_named(text, named):
         ("x = " + "(" * 500 + ")" * 500, "train.py"),
     ],
 )
-def test_unreadable_code_is_an_error_that_names_the_file(text, words):
+def test_unreadable_code_raises_error_naming_the_file(text, words):
     with pytest.raises(UnreadableInput) as error:
         read(text)
     assert words in str(error.value)
     assert "train.py" in str(error.value)
 
 
-def test_python_code_is_not_written():
+def test_rewrite_leaves_python_code_unchanged():
     texts = {"train.py": LIGHTNING}
     before = Execution(
         micro_batch=2,
@@ -164,7 +164,7 @@ def test_python_code_is_not_written():
         min_size=2,
     )
 )
-def test_a_call_and_a_dict_read_as_the_file_does(arguments):
+def test_calls_and_dicts_are_read_like_yaml(arguments):
     as_yaml = "trainer:\n" + "".join(f"  {key}: {value}\n" for key, value in arguments.items())
     as_call = f"t = Trainer({', '.join(f'{key}={value}' for key, value in arguments.items())})"
     expected = {s.name: s.value for s in parse_config(as_yaml, "t.yaml").settings}

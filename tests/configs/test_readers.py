@@ -1,4 +1,4 @@
-"""Each format as a real project writes it, its traps, and what is refused."""
+"""Readers of each format: realistic files, special cases, and rejected files."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ def ds(**changes):
     return json.dumps({**DS, **changes})
 
 
-def test_hugging_face():
+def test_hugging_face_arguments_are_read():
     assert settings(EXAMPLES["args.json"], "args.json") == {
         "micro_batch": 8,
         "accumulation": 4,
@@ -103,7 +103,7 @@ def test_hugging_face():
     }
 
 
-def test_hugging_face_as_yaml_and_under_a_key():
+def test_hugging_face_yaml_under_a_key_is_read():
     text = "training:\n  per_device_train_batch_size: 8\n  learning_rate: 1e-4\n"
     assert settings(text, "c.yaml") == {
         "micro_batch": 8,
@@ -111,7 +111,7 @@ def test_hugging_face_as_yaml_and_under_a_key():
     }  # PyYAML leaves 1e-4 as text
 
 
-def test_hugging_face_traps():
+def test_hugging_face_overridden_and_misspelled_keys_are_noted():
     found = settings(hf(max_steps=100), "a.json")
     assert found["max_steps"] == 100
     assert "epochs" not in found
@@ -122,7 +122,7 @@ def test_hugging_face_traps():
     assert notes('{"num_train_epochs": 3}', "a.json")
 
 
-def test_deepspeed():
+def test_deepspeed_config_is_read():
     assert settings(EXAMPLES["ds.json"], "ds.json") == {
         "global_batch": 256,
         "micro_batch": 8,
@@ -135,13 +135,13 @@ def test_deepspeed():
     assert '"auto"' in notes(EXAMPLES["ds.json"], "ds.json")
 
 
-def test_deepspeed_ignores_unknown_keys_silently_and_we_do_not():
+def test_unknown_deepspeed_keys_are_noted():
     text = notes(ds(gradient_cliping=1.0), "ds.json")
     assert "ignores it silently; nearest: gradient_clipping" in text
     assert notes(ds(zero_optimization={"stag": 2}), "ds.json")
 
 
-def test_lightning():
+def test_lightning_config_is_read():
     assert settings(LIGHTNING, "trainer.yaml") == {
         "nproc_per_node": 2,
         "nnodes": 2,
@@ -168,11 +168,11 @@ def test_lightning():
         ("16-true", "fp16"),
     ],
 )
-def test_lightning_precisions(written, precision):
+def test_lightning_precision_names_are_mapped(written, precision):
     assert settings(LIGHTNING.replace("bf16-mixed", written), "t.yaml")["precision"] == precision
 
 
-def test_accelerate_counts_processes_in_total():
+def test_accelerate_num_processes_is_world_size():
     assert settings(ACCELERATE, "a.yaml") == {
         "world_size": 16,
         "nnodes": 2,
@@ -217,7 +217,7 @@ def test_sbatch_resolves_its_own_variables():
         ),
     ],
 )
-def test_commands(command, expected):
+def test_launch_commands_are_read(command, expected):
     assert {s.name: s.value for s in parse_command(command).settings} == expected
 
 
@@ -231,7 +231,7 @@ def test_commands(command, expected):
         "torchrun 'x",
     ],
 )
-def test_commands_that_are_not_understood(command):
+def test_unrecognized_commands_are_rejected(command):
     with pytest.raises(UnreadableInput):
         parse_command(command)
 
@@ -287,7 +287,7 @@ def test_commands_that_are_not_understood(command):
         ("x" * (1 << 21), "a.yaml"),
     ],
 )
-def test_bad_files_are_one_sentence(text, file):
+def test_bad_files_are_rejected_with_short_message(text, file):
     with pytest.raises(UnreadableInput) as caught:
         parse_config(text, file)
     assert file in str(caught.value)
@@ -514,7 +514,7 @@ WHOLE, ABOVE_0 = "it should be a whole number from 1.", "it should be a number a
         ),
     ],
 )
-def test_an_error_names_the_file_the_key_and_its_value(text, file, said):
+def test_error_names_file_key_and_value(text, file, said):
     with pytest.raises(UnreadableInput) as caught:
         parse_config(text, file)
     assert str(caught.value).startswith(said.partition("; it should be")[0].split(" ", 1)[0])
@@ -522,7 +522,7 @@ def test_an_error_names_the_file_the_key_and_its_value(text, file, said):
         assert str(caught.value).startswith(said.partition("; it should be")[0])
 
 
-def test_what_is_as_large_and_deep_as_a_file_may_be_is_read():
+def test_largest_and_deepest_allowed_files_are_read():
     assert settings('{"train_batch_size": 1000000000000000}', "a.json") == {"global_batch": 10**15}
     assert settings(f'{{"train_batch_size": 8, "x": {(1 << 128) - 1}}}', "a.json") == {
         "global_batch": 8
@@ -539,7 +539,7 @@ def test_what_is_as_large_and_deep_as_a_file_may_be_is_read():
     ("written", "value"),
     [("8", 8), ("8.0", 8), ('"8"', 8), ('" 16 "', 16), ("1", 1), ("null", None)],
 )
-def test_whole_numbers_as_people_write_them(written, value):
+def test_integers_in_various_notations_are_read(written, value):
     read = parse_config(f'{{"train_batch_size": {written}, "steps_per_print": 1}}', "ds.json")
     assert {s.name: s.value for s in read.settings} == (
         {} if value is None else {"global_batch": value}
@@ -551,7 +551,7 @@ def test_whole_numbers_as_people_write_them(written, value):
     )
 
 
-def test_a_setting_and_a_remark_say_where_they_are_from():
+def test_settings_and_notes_name_file_and_key():
     read = parse_config(
         json.dumps({"training": {**HF, "per_device_train_batchsize": 4}}), "all.json"
     )
@@ -577,7 +577,7 @@ def test_a_setting_and_a_remark_say_where_they_are_from():
 
 
 def told(text, file):
-    """The format, then settings and remarks in the order of reading."""
+    """Return the format, then settings and notes in reading order."""
     read = parse_config(text, file)
     assert {part.file for part in (*read.settings, *read.notes)} <= {file}
     assert all(note.text.startswith(f"{note.key}: ") for note in read.notes)
@@ -589,17 +589,17 @@ def told(text, file):
 
 
 @pytest.mark.parametrize("file", CASES)
-def test_every_setting_and_note_of_a_file(file):
+def test_example_files_give_expected_settings_and_notes(file):
     text, expected = CASES[file]
     assert sorted(told(text, file)) == sorted(expected.splitlines())
 
 
-def test_a_word_that_only_deepspeed_understands():
+def test_hugging_face_rejects_auto_max_steps():
     with pytest.raises(UnreadableInput):
         parse_config(hf(max_steps="auto"), "a.json")
 
 
-def test_of_many_unknown_keys_the_first_fifty_have_suggestions():
+def test_first_fifty_unknown_keys_have_suggestions():
     text = notes(ds(**{f"gradient_cliping{i}": 1 for i in range(60)}), "ds.json")
     assert text.count("nearest: ") == 50
     assert text.count("ignores it silently") == 60
@@ -626,11 +626,11 @@ def test_of_many_unknown_keys_the_first_fifty_have_suggestions():
         ("torchrun t.py", "a.sbatch", None),
     ],
 )
-def test_the_kind_of_a_file_is_seen_from_its_name_and_beginning(text, file, syntax):
+def test_syntax_is_detected_from_name_and_content(text, file, syntax):
     assert syntax_of(text, file) == syntax
 
 
-def test_a_file_from_windows_is_read_as_any_other():
+def test_byte_order_mark_and_crlf_are_ignored():
     for text, file in (
         (LIGHTNING, "t.yaml"),
         (SBATCH, "job.sh"),
@@ -639,19 +639,19 @@ def test_a_file_from_windows_is_read_as_any_other():
         assert parse_config("\ufeff" + text.replace("\n", "\r\n"), file) == parse_config(text, file)
 
 
-def test_an_alias_bomb_is_refused_before_it_is_built():
-    """Forty aliases of aliases stand for 2**40 values."""
+def test_yaml_alias_bomb_is_rejected():
+    """Forty nested aliases expand to 2**40 values."""
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 41))]
     with pytest.raises(UnreadableInput):
         parse_config("\n".join(lines), "bomb.yaml")
 
 
-def test_yaml_merge_keys_are_understood():
+def test_yaml_merge_keys_are_resolved():
     text = "base: &base {max_epochs: 3}\ntrainer:\n  <<: *base\n  devices: 2\n"
     assert settings(text, "t.yaml") == {"nproc_per_node": 2, "epochs": 3.0}
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_rejected(tmp_path):
     binary = tmp_path / "b.json"
     binary.write_bytes(b"\xff\xfe\x00\x01")
     for path in (tmp_path, tmp_path / "missing.json", binary):
@@ -660,6 +660,6 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_our_list_of_hugging_face_names_is_theirs():
+def test_hugging_face_names_match_installed_transformers():
     transformers = pytest.importorskip("transformers")
     assert {f.name for f in dataclasses.fields(transformers.TrainingArguments)} == NAMES

@@ -1,4 +1,4 @@
-"""Keys of Hugging Face's files that choose kernels: each sets the software of a forecast, or is named as not used."""
+"""Hugging Face keys that choose kernels set the software of a forecast or give a note."""
 
 import json
 
@@ -48,11 +48,11 @@ def read(**keys):
         ({"use_liger_kernel": False}, "cross_entropy", None),
     ],
 )
-def test_a_key_that_chooses_kernels(keys, name, value):
+def test_kernel_keys_set_software(keys, name, value):
     assert read(**keys)[0].get(name) == value
 
 
-def test_what_is_not_forecast_is_named():
+def test_unsupported_kernel_keys_are_noted():
     assert read(attn_implementation="flex_attention")[1]
     assert read(use_liger_kernel=True)[1]
     for keys in ({"attn_implementation": 3}, {"use_liger_kernel": "yes"}):
@@ -60,7 +60,7 @@ def test_what_is_not_forecast_is_named():
             read(**keys)
 
 
-def test_a_plan_takes_the_files_kernels(tmp_path):
+def test_plan_uses_kernels_from_config(tmp_path):
     model, config = tmp_path / "model.json", tmp_path / "hf.json"
     forms = {"amp": stacked().forms["half"], "fp32": stacked().forms["fp32"]}
     save(replace(stacked(), forms=forms, optimizer="adamw"), model)

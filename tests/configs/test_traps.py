@@ -1,4 +1,4 @@
-"""What each tool really does where its settings file looks as if it said something else."""
+"""Settings files are read as each tool interprets them, even if they look different."""
 
 import json
 import re
@@ -23,12 +23,14 @@ def command_notes(text):
     return " | ".join(note.text for note in parse_command(text).notes)
 
 
-def test_hugging_face_names_of_both_versions():
+def test_hugging_face_old_and_new_key_names_are_read():
     assert settings(hf(gradient_checkpointing=None, activation_checkpointing=True), "a.json")[
         "activation_checkpointing"
     ]
     with pytest.raises(UnreadableInput):
-        parse_config(hf(activation_checkpointing=True), "a.json")  # the example has the old name
+        parse_config(
+            hf(activation_checkpointing=True), "a.json"
+        )  # the example contains the old name
     text = notes(
         '{"num_train_epochs": 3, "group_by_length": true, "evaluation_strategy": "no"}', "a.json"
     )
@@ -36,16 +38,16 @@ def test_hugging_face_names_of_both_versions():
     assert "the old name of eval_strategy" in text
 
 
-def test_hugging_face_evaluates_only_where_a_strategy_says_so():
+def test_hugging_face_eval_steps_need_eval_strategy():
     assert notes('{"num_train_epochs": 3, "eval_steps": 500}', "a.json")
-    # an unquoted `no` is false to YAML
+    # YAML reads an unquoted `no` as false
     text = "num_train_epochs: 3\neval_strategy: no\neval_steps: 500\n"
     assert settings(text, "a.yaml") == {"epochs": 3.0}
     assert notes(text, "a.yaml")
     assert notes(hf(eval_steps=0.1), "a.json")
 
 
-def test_hugging_face_precision_is_asserted_only_where_written():
+def test_hugging_face_precision_is_read_only_if_stated():
     assert "precision" not in settings('{"num_train_epochs": 3, "bf16": false}', "a.json")
     assert notes('{"num_train_epochs": 3, "bf16": false}', "a.json")
     assert (
@@ -53,23 +55,23 @@ def test_hugging_face_precision_is_asserted_only_where_written():
         == "fp32"
     )
     assert settings('{"num_train_epochs": 3, "tf32": true}', "a.json")["precision"] == "tf32"
-    with pytest.raises(UnreadableInput):  # to Python, the text "false" is true
+    with pytest.raises(UnreadableInput):  # Python treats the string "false" as true
         parse_config(hf(bf16="false"), "a.json")
 
 
-def test_hugging_face_under_a_key_keeps_the_key():
+def test_hugging_face_settings_under_a_key_keep_key_path():
     config = parse_config(
         "model: {name: x}\ntraining:\n  num_train_epochs: 3\n  seeed: 1\n", "c.yaml"
     )
     assert [(s.file, s.key) for s in config.settings] == [("c.yaml", "training.num_train_epochs")]
     assert "training.seeed" in {note.key for note in config.notes}
-    # `trainer:` is Lightning's word, but not with Hugging Face's names inside
+    # `trainer:` is a Lightning section unless it contains Hugging Face keys
     assert settings("trainer:\n  per_device_train_batch_size: 4\n", "c.yaml") == {"micro_batch": 4}
     with pytest.raises(UnreadableInput):
         parse_config("a: {num_train_epochs: 3}\nb: {num_train_epochs: 4}\n", "c.yaml")
 
 
-def test_optimizers_that_are_one_algorithm_have_one_name():
+def test_equivalent_optimizers_have_one_name():
     assert settings(hf(optim="adamw_torch_fused"), "a.json")["optimizer"] == "adamw"
     assert settings(ds(optimizer={"type": "Adam", "params": {}}), "ds.json")["optimizer"] == "adamw"
     assert (
@@ -105,7 +107,7 @@ def test_optimizers_that_are_one_algorithm_have_one_name():
         ({"dataloader_drop_last": True}, {"drop_last": True}),
     ],
 )
-def test_deepspeed_sections(changes, expected):
+def test_deepspeed_sections_are_read(changes, expected):
     with_it, without = (
         settings(ds(**changes), "ds.json"),
         settings(ds(**dict.fromkeys(changes)), "ds.json"),
@@ -113,7 +115,7 @@ def test_deepspeed_sections(changes, expected):
     assert {name: value for name, value in with_it.items() if name not in without} == expected
 
 
-def test_deepspeed_keys_that_stop_it():
+def test_deepspeed_keys_that_prevent_training_are_noted():
     assert notes(ds(elasticity={"enabled": True}), "ds.json")
     assert notes(ds(zero_optimization={"stage": 3, "mics_shard_size": 8}), "ds.json")
     text = ds(activation_checkpointing={"partition_activations": True})
@@ -123,7 +125,7 @@ def test_deepspeed_keys_that_stop_it():
     ] == [True]
 
 
-def test_notes_come_in_the_order_of_the_file():
+def test_notes_follow_file_order():
     keys = [f"wrong_{i}" for i in range(20)]
     found = [note.key for note in parse_config(ds(**dict.fromkeys(keys, 1)), "ds.json").notes]
     assert [key for key in found if key.startswith("wrong")] == keys
@@ -175,13 +177,13 @@ def test_notes_come_in_the_order_of_the_file():
         ("num_nodes: 2", {"nnodes": 2}, "devices of each node"),
     ],
 )
-def test_lightning_trainer(written, expected, words):
+def test_lightning_trainer_settings_are_read(written, expected, words):
     text = f"trainer:\n  logger: true\n  {written}\n"
     assert settings(text, "t.yaml") == expected
     assert bool(words) == bool(notes(text, "t.yaml"))
 
 
-def test_lightning_optimizer_and_data():
+def test_lightning_optimizer_and_data_are_read():
     text = (
         LIGHTNING
         + "optimizer:\n  class_path: torch.optim.SGD\n  init_args: {lr: 1e-2, momentum: 0.9}\n"
@@ -193,7 +195,7 @@ def test_lightning_optimizer_and_data():
     ) == {"nproc_per_node": 1, "micro_batch": 6, "drop_last": True}
 
 
-def test_accelerate_sections():
+def test_accelerate_sections_are_read():
     text = """
 compute_environment: LOCAL_MACHINE
 distributed_type: NO
@@ -281,7 +283,7 @@ num_machine: 2
         ),
     ],
 )
-def test_commands(text, expected, words):
+def test_command_settings_and_notes_are_read(text, expected, words):
     assert command(text) == expected
     assert bool(words) == bool(command_notes(text))
 
@@ -303,7 +305,7 @@ def test_commands(text, expected, words):
         "x" * (1 << 21),
     ],
 )
-def test_commands_that_are_refused(text):
+def test_invalid_commands_are_rejected(text):
     with pytest.raises(UnreadableInput):
         parse_command(text)
 
@@ -356,14 +358,14 @@ def test_commands_that_are_refused(text):
         ),
     ],
 )
-def test_sbatch_scripts(script, expected, words):
+def test_sbatch_settings_and_notes_are_read(script, expected, words):
     text = HEAD + script
     assert settings(text, "j.sh") == {"nnodes": 2, **expected}
     assert bool(words) == bool(notes(text, "j.sh"))
     assert settings(text.replace("\n", "\r\n"), "j.sh") == {"nnodes": 2, **expected}
 
 
-def test_a_shell_script_without_slurm():
+def test_shell_script_without_slurm_is_read():
     text = "# torchrun --nproc-per-node 9 old.py\nexport X='\nset -e\n'\ntorchrun \\\n --nproc-per-node 4 t.py\n"
     assert settings(text, "run.sh") == {"nproc_per_node": 4}
     assert settings("#!/bin/bash\n" + text, "run") == {"nproc_per_node": 4}
@@ -380,7 +382,7 @@ def test_a_shell_script_without_slurm():
     ],
     ids=["merge keys that double", "a list inside itself", "a long hexadecimal", "a long number"],
 )
-def test_hostile_yaml_is_refused_quickly(text):
+def test_hostile_yaml_is_rejected_quickly(text):
     start = time.perf_counter()
     with pytest.raises(UnreadableInput) as caught:
         parse_config(text, "a.yaml")
@@ -416,18 +418,18 @@ def test_large_files_are_read_quickly(text, file):
     assert time.perf_counter() - start < 10
 
 
-def test_keys_that_are_not_text_are_named_not_tripped_over():
+def test_non_string_keys_are_noted():
     assert notes("train_batch_size: 8\nzero_optimization: {3: 4}\n", "a.yaml")
     assert notes("trainer: {on: 4, devices: 2}\n", "a.yaml")
 
 
-def test_half_characters_are_refused():
+def test_unpaired_surrogates_are_rejected():
     with pytest.raises(UnreadableInput):
         parse_config('{"num_train_epochs": 3, "\\ud800": 1}', "a.json")
 
 
-def test_lists_of_names_are_whole():
-    """A line lost from a list would turn a good key into a warning."""
+def test_known_key_lists_are_complete():
+    """A missing entry would turn a valid key into a warning."""
     assert len(ZERO) == 43 + 9  # the fields of DeepSpeedZeroConfig, and the aliases with stage3_
     assert not TOP_LEVEL & REMOVED
     for name in (
@@ -444,7 +446,7 @@ def test_lists_of_names_are_whole():
     )
 
 
-def test_the_examples_give_no_warning():
+def test_example_files_have_no_warnings():
     for text, file in (
         (json.dumps(HF), "a.json"),
         (json.dumps(DS), "ds.json"),
@@ -454,14 +456,14 @@ def test_the_examples_give_no_warning():
 
 
 @pytest.mark.slow
-def test_our_list_of_accelerate_names_is_theirs():
+def test_accelerate_names_match_installed_accelerate():
     import dataclasses
 
     config = pytest.importorskip("accelerate.commands.config.config_args")
     assert {f.name for f in dataclasses.fields(config.ClusterConfig)} == ACCELERATE_NAMES
 
 
-def test_accelerate_passes_by_what_is_not_its_distributed_type():
+def test_accelerate_ignores_sections_of_other_distributed_types():
     head = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\n"
     fsdp = head + "distributed_type: MULTI_GPU\nfsdp_config: {fsdp_version: 2}\n"
     assert settings(fsdp, "a.yaml") == {"world_size": 8}
@@ -477,7 +479,7 @@ def test_accelerate_passes_by_what_is_not_its_distributed_type():
     )
 
 
-def test_accelerate_stops_at_an_unquoted_no():
+def test_accelerate_unquoted_no_is_noted():
     text = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\nmixed_precision: no\n"
     assert notes(text, "a.yaml")
     assert "mixed_precision" not in notes(text.replace("no\n", "'no'\n"), "a.yaml")

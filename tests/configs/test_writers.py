@@ -1,4 +1,4 @@
-"""A plan written into settings files: what changes, what does not, and what is said to be left."""
+"""Writers put a plan into settings files, leave the rest unchanged, and report settings they cannot write."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def lines(written):
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_read_write_read_gives_the_execution_that_was_wanted(kind, seed):
+def test_written_files_are_read_back_as_planned(kind, seed):
     for one in rounds(kind, 8, seed):
         assert one.wrong() == {}, one.written.diff
         assert BY_HAND not in one.written.left.values()
@@ -60,12 +60,12 @@ def test_read_write_read_gives_the_execution_that_was_wanted(kind, seed):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_every_text_says_one_sample_on_one_process(kind):
+def test_example_files_state_the_default_execution(kind):
     for file, text in FILES[kind].items():
         read = parse_config(text, file)
         assert read.format == kind
         values = {s.name: s.value for s in read.settings}
-        # Lightning's file with a strategy class and FSDP's say how states are sharded, which is the one exception
+        # the only exception: Lightning's strategy class and FSDP files state the sharding
         assert (
             execution_of({n: v for n, v in values.items() if n != "sharding"}, Execution())
             == Execution()
@@ -73,7 +73,7 @@ def test_every_text_says_one_sample_on_one_process(kind):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_nothing_changes_where_nothing_differs(kind):
+def test_writing_same_execution_leaves_file_unchanged(kind):
     for one in rounds(kind, 4, seed=3):
         text = one.written.text
         assert (
@@ -84,7 +84,7 @@ def test_nothing_changes_where_nothing_differs(kind):
 @NEEDS_ENGINES
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIBRARIES)
-def test_the_library_loads_the_file_and_says_the_same(kind, tmp_path):
+def test_libraries_load_written_files_with_same_settings(kind, tmp_path):
     done = list(rounds(kind, 60))
     assert not [one.file for one in done if one.wrong()]
     reports = loaded(kind, done, tmp_path)
@@ -98,13 +98,13 @@ def test_the_library_loads_the_file_and_says_the_same(kind, tmp_path):
 
 @NEEDS_ENGINES
 @pytest.mark.slow
-def test_the_trainer_finds_nothing_that_differs_from_deepspeeds_file(tmp_path):
+def test_trainer_and_deepspeed_files_agree_after_writing(tmp_path):
     found = mismatches(100, tmp_path)
     assert [differ for differ, _ in found if differ] == []
     assert any("bf16" in diff for _, diff in found)
 
 
-def test_the_comparison_with_a_library_sees_a_difference():
+def test_library_comparison_detects_a_difference():
     one = next(iter(rounds("DeepSpeed", 1)))
     stage = {s.name: s.value for s in parse_config(one.written.text, one.file).settings}[
         "micro_batch"
@@ -121,7 +121,7 @@ num_train_epochs: 1
 """
 
 
-def test_only_the_keys_that_change_are_touched():
+def test_only_changed_keys_are_edited():
     written = changed(HF, "a.yaml", micro_batch=16, accumulation=2)
     assert lines(written) == [
         "-per_device_train_batch_size: 4 # fits",
@@ -133,7 +133,7 @@ def test_only_the_keys_that_change_are_touched():
     assert changed(HF, "a.yaml").diff == ""
 
 
-def test_hugging_face_uses_the_name_that_the_file_has():
+def test_hugging_face_writer_keeps_existing_key_names():
     text = json.dumps(
         {"num_train_epochs": 1, "gradient_checkpointing": False, "per_gpu_train_batch_size": 4}
     )
@@ -228,13 +228,13 @@ def test_hugging_face_uses_the_name_that_the_file_has():
         ),
     ],
 )
-def test_settings_that_cannot_be_written_are_left(text, file, fields, name, words):
+def test_unwritable_settings_are_reported_as_left(text, file, fields, name, words):
     written = changed(text, file, **fields)
     assert name in written.left
     assert written.text == text
 
 
-def test_the_global_batch_follows_in_deepspeed():
+def test_deepspeed_global_batch_is_updated():
     text = '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}'
     data = json.loads(changed(text, "d.json", micro_batch=8, accumulation=8).text)
     assert data == {
@@ -242,11 +242,11 @@ def test_the_global_batch_follows_in_deepspeed():
         "train_micro_batch_size_per_gpu": 8,
         "gradient_accumulation_steps": 8,
     }
-    # the number of GPUs is not DeepSpeed's to say, but its global batch hangs on it
+    # DeepSpeed does not set the number of GPUs, but its global batch depends on it
     assert json.loads(changed(text, "d.json", nproc_per_node=16).text)["train_batch_size"] == 512
 
 
-def test_lightning_evaluates_at_the_same_steps_as_before():
+def test_lightning_validation_interval_follows_accumulation():
     text = "trainer:\n  accumulate_grad_batches: 8\n  val_check_interval: 800\n"
     written = changed(text, "t.yaml", accumulation=2)
     assert written.text == "trainer:\n  accumulate_grad_batches: 2\n  val_check_interval: 200\n"
@@ -263,14 +263,14 @@ def test_lightning_evaluates_at_the_same_steps_as_before():
         ),
     ],
 )
-def test_lightning_has_names_for_some_shardings(fields, strategy):
+def test_lightning_strategy_names_are_written(fields, strategy):
     assert (
         changed("trainer:\n  devices: 8\n", "t.yaml", **fields).text
         == f"trainer:\n  devices: 8\n  strategy: {strategy}\n"
     )
 
 
-def test_lightning_needs_a_section_for_the_others():
+def test_lightning_strategy_section_is_written_if_no_name_exists():
     written = changed("trainer:\n  strategy: ddp\n", "t.yaml", zero_stage=3, offload_optimizer=True)
     values = {s.name: s.value for s in parse_config(written.text, "t.yaml").settings}
     assert values == {"zero_stage": 3, "offload_optimizer": True}
@@ -285,7 +285,7 @@ NEW = {
 SBATCH = FILES["Slurm batch script"]["torchrun.sbatch"]
 
 
-def test_slurm_variables_are_left_where_they_come_out_right():
+def test_slurm_variables_with_correct_values_are_not_edited():
     written = changed(SBATCH, "j.sbatch", before=Execution(), nnodes=2, nproc_per_node=4)
     assert lines(written) == [
         "-#SBATCH --nodes=1          # of 4",
@@ -296,14 +296,14 @@ def test_slurm_variables_are_left_where_they_come_out_right():
     assert any("--rdzv-endpoint" in note for note in written.notes)
 
 
-def test_a_time_limit_is_written_as_slurm_has_it():
+def test_time_limit_is_written_in_slurm_format():
     changes = Changes(before=Execution(), after=Execution(), time_limit_s=100_000)
     text = write_changes(SBATCH, "j.sbatch", changes).text
     assert "#SBATCH --time=1-03:46:40\n" in text
     assert {s.name: s.value for s in parse_config(text, "j").settings}["time_limit_s"] == 100_000
 
 
-def test_an_option_after_the_first_command_is_no_option():
+def test_sbatch_option_after_first_command_is_ignored():
     text = "#!/bin/bash\n#SBATCH --nodes=1\necho\n#SBATCH --gpus-per-node=8\nsrun python t.py\n"
     assert (
         "#SBATCH --gpus-per-node=8"
@@ -311,7 +311,7 @@ def test_an_option_after_the_first_command_is_no_option():
     )
 
 
-def test_a_command_keeps_its_quotes_and_continuations():
+def test_command_keeps_quotes_and_continuations():
     text = "torchrun --nnodes=1 \\\n  --nproc_per_node='8' \"my train.py\" --x 'a b' $(date +%s)\n"
     written = changed(text, "c.sh", nproc_per_node=4, nnodes=2)
     assert written.text == text.replace("--nnodes=1", "--nnodes=2").replace(
@@ -319,12 +319,12 @@ def test_a_command_keeps_its_quotes_and_continuations():
     )
 
 
-def test_accelerate_takes_one_of_multi_gpu_and_deepspeed():
+def test_accelerate_deepspeed_flag_replaces_multi_gpu():
     written = changed("accelerate launch --multi_gpu --num_processes 8 t.py", "c.sh", zero_stage=2)
     assert written.text == "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 t.py"
 
 
-def test_several_files_take_each_setting_once():
+def test_each_setting_is_written_to_one_file():
     texts = {
         "args.yaml": HF,
         "ds.json": '{"train_batch_size": 256, "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 0}}',
@@ -352,7 +352,7 @@ def test_several_files_take_each_setting_once():
     assert new["job.sh"] == "torchrun --nproc_per_node 8 --nnodes 2 train.py --deepspeed ds.json\n"
 
 
-def test_deepspeed_beside_a_trainer_has_the_trainers_number_format():
+def test_deepspeed_precision_matches_trainer_file():
     texts = {
         "args.yaml": HF + "bf16: false\nfp16: false\n",
         "ds.json": '{"train_batch_size": 256, "bf16": {"enabled": false}, "fp16": {"enabled": false}}',
@@ -364,7 +364,7 @@ def test_deepspeed_beside_a_trainer_has_the_trainers_number_format():
     assert combine([parse_config(text, file) for file, text in new.items()]).clashes == ()
 
 
-def test_partitioned_activations_are_deepspeeds():
+def test_partition_activations_is_written_only_to_deepspeed():
     written = changed(FILES["DeepSpeed"]["ds.json"], "ds.json", partition_activations=True)
     assert '"partition_activations": true' in written.text
     assert (written.wrote, written.left) == (("partition_activations",), {})
@@ -376,7 +376,7 @@ def test_partitioned_activations_are_deepspeeds():
         )
 
 
-def test_what_no_file_takes_is_said_once():
+def test_setting_without_a_file_is_reported_once():
     done = rewrite(
         {"job.sh": "torchrun --nproc-per-node 8 t.py\n"},
         Changes(before=START, after=replace(START, zero_stage=2)),
@@ -387,7 +387,7 @@ def test_what_no_file_takes_is_said_once():
 
 @settings(max_examples=30)
 @given(st.integers(0, 10_000))
-def test_new_files_say_the_execution(seed):
+def test_new_files_state_the_execution(seed):
     import random
 
     e = execution(random.Random(seed))
@@ -404,13 +404,13 @@ def test_new_files_say_the_execution(seed):
         assert combine([read]).clashes == () or written.left
 
 
-def test_a_diff_of_a_file_without_a_last_newline():
+def test_diff_marks_missing_newline_at_end_of_file():
     written = changed(HF.rstrip("\n"), "a.yaml", micro_batch=2)
     assert written.diff.endswith(" num_train_epochs: 1\n\\ no newline at end of file\n")
     assert changed(HF, "a.yaml").diff == ""
 
 
-def test_a_backup_is_never_overwritten(tmp_path):
+def test_backups_are_never_overwritten(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_bytes(HF.replace("\n", "\r\n").encode())
     path.chmod(0o640)
@@ -430,14 +430,14 @@ def test_a_backup_is_never_overwritten(tmp_path):
     ]
 
 
-def test_a_file_without_changes_is_not_written(tmp_path):
+def test_unchanged_file_is_not_written(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(HF)
     assert save_all([changed(HF, str(path))]) == [None]
     assert os.listdir(tmp_path) == ["a.yaml"]
 
 
-def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path):
+def test_concurrently_changed_file_is_not_overwritten(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(HF + "seed: 1\n")
     with pytest.raises(TrainpaceError):
@@ -469,5 +469,5 @@ def test_files_are_written_all_or_none(trouble, tmp_path, monkeypatch):
     assert paths[0].read_text() == paths[2].read_text() == HF
 
 
-def test_every_format_that_is_read_is_written():
+def test_every_readable_format_has_a_writer():
     assert WRITERS.keys() == FILES.keys()

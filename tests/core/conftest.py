@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Makes a worker module of the body of `work(request)`; its name."""
+    """Write a worker module with this body of `work(request)` and return its name."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def make(body):

@@ -1,7 +1,7 @@
-"""No hole that silently switches a rule off: every figure that a rule reads, and the cards that lack it.
+"""Every card has the figures that forecast rules read, or a documented exception.
 
-A rule that misses its figure says nothing: it is left out, or takes what is typical, and the card is rated wrongly beside
-its sisters (a GB300 without a clock was forecast 1.9 times a GB200). What may be missing stands here with its reason.
+A rule without its figure is silently skipped or uses a typical value, and the forecast of the card is wrong.
+For example, a GB300 without a clock was forecast 1.9 times as fast as a GB200. ALLOWED lists the exceptions with reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainpace.forecast.rates import Rates, sustained_rates
 ROOMS = ("forecast", "plan", "offers", "job", "launch", "verbs", "validation", "ladder")
 FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
 
-# what a rule does without the figure
+# behavior of each rule if the figure is missing
 RULES = {
     "fp32_tflops": "no forecast",
     "tf32_tensor_tflops": "tf32 runs as fp32",
@@ -44,7 +44,7 @@ RULES = {
     "pcie_generation": "generation 3",
     "pcie_lanes": "16 lanes",
 }
-# texts that rules read: generations, kernels of one chip, switched links, reduction in the switch
+# text fields that rules read: generation, kernels of one chip, switched links, in-switch reduction
 TEXTS = ("architecture", "compute_capability", "form_factor", "vendor")
 
 
@@ -110,7 +110,7 @@ ALLOWED = {
 
 
 def holes(devices: Iterable[Device]) -> list[str]:
-    """Cards that lack a figure which a rule reads, and have no reason to."""
+    """List the cards that lack a figure that a rule reads and have no documented exception."""
     return [
         f"{device.name} has no {name}: {without}"
         for device in devices
@@ -121,7 +121,7 @@ def holes(devices: Iterable[Device]) -> list[str]:
 
 
 def figures_read() -> set[str]:
-    """Figures of a variable or attribute called `device` in the rooms that compute."""
+    """Find the figures that computing packages read from a variable or attribute named `device`."""
     read = set()
     for room in ROOMS:
         for file in (Path(trainpace.__file__).parent / room).rglob("*.py"):
@@ -133,23 +133,23 @@ def figures_read() -> set[str]:
     return read
 
 
-def test_every_figure_that_a_rule_reads_is_watched() -> None:
+def test_rules_list_every_figure_they_read() -> None:
     assert figures_read() == RULES.keys()
 
 
-def test_no_card_lacks_a_figure_that_a_rule_reads() -> None:
+def test_every_card_has_the_figures_that_rules_read() -> None:
     assert holes(catalogue()) == []
 
 
 @pytest.mark.parametrize(
     "name", ["boost_clock_mhz", "l2_mib", "tdp_w", "sms", "process_nm", "link_gb_per_s"]
 )
-def test_a_new_hole_is_found(name: str) -> None:
+def test_missing_figure_is_reported(name: str) -> None:
     device = msgspec.structs.replace(find_device("GB300"), **{name: None})
     assert holes([device]) == [f"GB300 has no {name}: {RULES[name]}"]
 
 
-def test_every_exception_is_still_needed() -> None:
+def test_every_allowed_exception_is_still_needed() -> None:
     for name, exceptions in ALLOWED.items():
         lacking = [device for device in catalogue() if getattr(device, name) is None]
         for allowed in exceptions:
@@ -159,12 +159,12 @@ def test_every_exception_is_still_needed() -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_card_has_the_texts_that_rules_read(name: str) -> None:
+def test_every_card_has_the_text_fields_that_rules_read(name: str) -> None:
     assert [device.name for device in catalogue() if not getattr(device, name)] == []
 
 
-def test_sisters_with_one_architecture_are_judged_by_the_same_rules() -> None:
-    """GB300 and GB200 have the same matrix rate, and so nearly the same sustained one."""
+def test_gb200_and_gb300_have_similar_sustained_rates() -> None:
+    """GB300 and GB200 have the same tensor core rate, so their sustained rates are close."""
     rates = [
         sustained_rates(find_device(name), "bf16", True, True, KernelConstants())
         for name in ("GB200", "GB300")
@@ -173,7 +173,7 @@ def test_sisters_with_one_architecture_are_judged_by_the_same_rules() -> None:
     assert 1 <= fast / slow < 1.15
 
 
-def test_desktop_geforce_and_titan_cards_alone_are_boosted() -> None:
+def test_only_desktop_geforce_and_titan_are_consumer_cards() -> None:
     for device in catalogue():
         professional = (
             device.vendor != "NVIDIA"
@@ -190,7 +190,7 @@ def test_desktop_geforce_and_titan_cards_alone_are_boosted() -> None:
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
-def test_a_card_is_rated_in_a_precision_or_says_why_not(precision: Precision) -> None:
+def test_every_card_has_rate_or_reason_for_each_precision(precision: Precision) -> None:
     for device in catalogue():
         rates = sustained_rates(device, precision, True, True, KernelConstants())
         if isinstance(rates, str):
@@ -204,9 +204,7 @@ def test_a_card_is_rated_in_a_precision_or_says_why_not(precision: Precision) ->
     ("precision", "named"),
     [("fp32", "fp32"), ("tf32", "tf32"), ("fp16", "fp16"), ("amp_fp16", "fp16")],
 )
-def test_products_on_gaudi_are_never_taken_for_its_vectors(
-    precision: Precision, named: str
-) -> None:
+def test_gaudi_rejects_precisions_without_matrix_rate(precision: Precision, named: str) -> None:
     in_16_bits = named == "fp16"
     refused = sustained_rates(
         find_device("Gaudi 3"), precision, not in_16_bits, in_16_bits, KernelConstants()
@@ -216,7 +214,7 @@ def test_products_on_gaudi_are_never_taken_for_its_vectors(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16", "fp8"])
-def test_gaudi_is_forecast_in_the_formats_of_its_engines(precision: Precision) -> None:
+def test_gaudi_has_rates_for_matrix_engine_formats(precision: Precision) -> None:
     rates = sustained_rates(find_device("Gaudi 3"), precision, True, True, KernelConstants())
     assert isinstance(rates, Rates)
     assert rates.half > 100e12 > rates.plain

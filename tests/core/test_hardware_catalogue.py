@@ -1,4 +1,4 @@
-"""Finding devices by the names people and drivers use, and reading a user's own file."""
+"""Devices are found by common and driver names, and users can add their own catalogue file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Gaudi 2; Gaudi 3; RTX 2060; RTX 3050 Laptop; RTX 4050 Laptop; RTX 5050; RTX 5050
 RTX 3070 Laptop; RTX 4070 Laptop; RTX 5070 Laptop; H800 PCIe; MI300A; Arc Pro B60
 """
 
-# what nvidia-smi, torch.cuda.get_device_name and price lists print -> the entry
+# names from nvidia-smi, torch.cuda.get_device_name and price lists -> catalogue entry
 PRINTED = {
     "Tesla K80": "K80",
     "Tesla T4": "T4",
@@ -95,7 +95,7 @@ PRINTED = {
     "Intel(R) Arc(TM) Pro B60 Graphics": "Arc Pro B60",
 }
 
-# a bare family name is a decision, written down in the data
+# the data define which variant a bare family name means
 BARE = {
     "V100": "V100 SXM2 16GB",
     "P100": "P100 SXM2",
@@ -126,26 +126,26 @@ def names_of(device: Device) -> tuple[str, ...]:
     "name",
     [name.strip() for line in REQUIRED.split("\n") for name in line.split(";") if name.strip()],
 )
-def test_every_required_gpu_is_there(name: str) -> None:
+def test_every_required_gpu_is_in_catalogue(name: str) -> None:
     device = find_device(name)
     assert device in catalogue()
-    numbers = re.findall(r"\d+", device.name)  # the model's number is in the name it was asked by
+    numbers = re.findall(r"\d+", device.name)  # the query contains the model number
     assert not numbers or numbers[0] in name
 
 
 @pytest.mark.parametrize(("name", "entry"), [*PRINTED.items(), *BARE.items()])
-def test_printed_and_bare_names_find_their_entry(name: str, entry: str) -> None:
+def test_driver_and_short_names_find_device(name: str, entry: str) -> None:
     assert find_device(name).name == entry
 
 
-def test_the_packaged_files_read_as_toml_of_their_own_would() -> None:
+def test_catalogue_equals_parsed_packaged_files() -> None:
     files = sorted(FOLDER.glob("*.toml"))
     assert catalogue() == tuple(
         device for file in files for device in parse_catalogue(file.read_text("utf-8"), file.name)
     )
 
 
-def test_no_name_stands_for_two_entries() -> None:
+def test_device_names_and_aliases_are_unique() -> None:
     owners = Counter(
         key for device in catalogue() for key in {normalised(name) for name in names_of(device)}
     )
@@ -156,7 +156,7 @@ def test_no_name_stands_for_two_entries() -> None:
     st.sampled_from([(d, name) for d in catalogue() for name in names_of(d)]),
     st.randoms(use_true_random=False),
 )
-def test_case_separators_and_the_makers_name_do_not_count(
+def test_lookup_ignores_case_separators_and_vendor(
     known: tuple[Device, str], random: object
 ) -> None:
     device, name = known
@@ -176,7 +176,7 @@ def test_case_separators_and_the_makers_name_do_not_count(
         ("L40X", "L40"),
     ],
 )
-def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
+def test_unknown_device_lists_nearest_names(name: str, near: str) -> None:
     with pytest.raises(UnknownName) as caught:
         find_device(name)
     assert near in caught.value.nearest
@@ -201,12 +201,12 @@ def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
         "100",
     ],
 )
-def test_a_relative_is_never_taken_for_the_device(name: str) -> None:
+def test_similar_device_name_is_not_accepted(name: str) -> None:
     with pytest.raises(UnknownName):
         find_device(name)
 
 
-def test_entries_survive_json() -> None:
+def test_devices_survive_json_round_trip() -> None:
     for device in catalogue():
         assert from_json(to_json(device), Device) == device
 
@@ -217,14 +217,14 @@ def test_reading_the_catalogue_imports_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_users_file_needs_no_sources() -> None:
+def test_user_catalogue_needs_no_sources() -> None:
     (device,) = parse_catalogue(OWN, "mine.toml")
     assert device.fp32_tflops == Figure(value=40, source="mine.toml", kind="secondary")
     assert device.memory_gib == Figure(value=48, source="our own measurement", kind="measured")
     assert device.sms is None
 
 
-def test_a_users_device_goes_before_the_catalogues() -> None:
+def test_user_device_overrides_catalogue() -> None:
     own = parse_catalogue(OWN, "mine.toml")
     assert find_device("NVIDIA GeForce RTX 3090", own).name == "Lab card"
     assert find_device("RTX 3090").name == "RTX 3090"
@@ -233,7 +233,7 @@ def test_a_users_device_goes_before_the_catalogues() -> None:
     assert caught.value.nearest[0] == "Lab card"
 
 
-def test_a_figure_takes_its_own_source_and_kind_over_the_files() -> None:
+def test_figure_source_overrides_file_source() -> None:
     text = """
     [sources]
     sheet = { kind = "datasheet", title = "the sheet" }
@@ -310,7 +310,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_a_file_is_one_sentence(mistake: str) -> None:
+def test_mistake_in_catalogue_file_is_one_line(mistake: str) -> None:
     text, said = MISTAKES[mistake]
     with pytest.raises(UnreadableInput) as caught:
         parse_catalogue(text, "mine.toml")

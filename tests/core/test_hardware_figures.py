@@ -1,4 +1,4 @@
-"""Every figure of the packaged catalogue against physics, its architecture and the device's other figures."""
+"""Figures of the packaged catalogue are consistent with physics, the architecture and each other."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ HALF_RATE_SHEETS = {
     "A10G",
     "L40",
     "L20",
-}  # data-centre cards whose makers print half of what the chip could do
-CUT = {"H20": 0.234}  # a quarter of the chip's matrix units, at less than boost
+}  # data-center cards whose datasheets state half of the chip's rate
+CUT = {"H20": 0.234}  # a quarter of the chip's tensor core rate, below the boost clock
 LOWER_TENSOR_CLOCK = {
     "Hopper",
     "Blackwell",
-}  # the data-centre parts print matrix rates at less than boost
+}  # datasheets of data-center cards state tensor rates below the boost clock
 
-# FLOP per SM and clock of 16-bit products with fp32 accumulation, at the chip's full rate, by compute capability
+# FLOP per SM and clock of 16-bit matmuls with fp32 accumulation at the full rate, by compute capability
 TENSOR_FLOP_PER_SM_CLOCK = {
     "7.0": 1024,
     "7.5": 1024,
@@ -98,7 +98,7 @@ LANES = {
     "gaudi3": 64,
     "xe2": 128,
 }
-SHARED_KIB = {  # Intel says nothing of the kind about Gaudi, and splits one memory of Arc between this and L1
+SHARED_KIB = {  # Intel publishes no value for Gaudi; on Arc, shared memory and L1 share one memory
     "3.7": 112,
     "5.2": 96,
     "6.0": 64,
@@ -233,7 +233,7 @@ def is_geforce(device: Device) -> bool:
 
 
 @having()
-def test_every_figure_says_where_it_comes_from(device: Device) -> None:
+def test_every_figure_has_a_source(device: Device) -> None:
     assert figures(device)
     for name, figure in figures(device).items():
         assert len(figure.source) > 8, name
@@ -241,7 +241,7 @@ def test_every_figure_says_where_it_comes_from(device: Device) -> None:
 
 
 @having()
-def test_the_figures_that_a_forecast_needs_are_there(device: Device) -> None:
+def test_every_device_has_figures_for_forecasts(device: Device) -> None:
     needed = {
         "sms",
         "fp32_lanes_per_sm",
@@ -256,7 +256,7 @@ def test_the_figures_that_a_forecast_needs_are_there(device: Device) -> None:
 
 
 @having()
-def test_counts_are_whole_and_sizes_plausible(device: Device) -> None:
+def test_counts_are_integers_and_sizes_plausible(device: Device) -> None:
     for name in (
         "sms",
         "fp32_lanes_per_sm",
@@ -286,12 +286,12 @@ def test_fp32_is_lanes_times_boost_clock(device: Device) -> None:
 
 
 @having("base_clock_mhz", "boost_clock_mhz")
-def test_boost_is_not_below_base(device: Device) -> None:
+def test_boost_clock_is_not_below_base_clock(device: Device) -> None:
     assert value(device, "base_clock_mhz") <= value(device, "boost_clock_mhz")
 
 
 @having("memory_bus_bits", "memory_rate_gbit_per_s_per_pin")
-def test_bandwidth_is_bus_times_rate(device: Device) -> None:
+def test_memory_bandwidth_is_bus_width_times_rate(device: Device) -> None:
     bandwidth = (
         value(device, "memory_bus_bits") / 8 * value(device, "memory_rate_gbit_per_s_per_pin")
     )
@@ -299,7 +299,7 @@ def test_bandwidth_is_bus_times_rate(device: Device) -> None:
 
 
 @having()
-def test_the_compute_capability_decides_what_a_multiprocessor_is(device: Device) -> None:
+def test_multiprocessor_figures_follow_compute_capability(device: Device) -> None:
     capability = device.compute_capability
     assert value(device, "fp32_lanes_per_sm") == LANES[capability]
     if capability in SHARED_KIB:
@@ -319,7 +319,7 @@ def test_the_compute_capability_decides_what_a_multiprocessor_is(device: Device)
 
 
 @having()
-def test_only_architectures_with_a_precision_have_its_rate(device: Device) -> None:
+def test_only_supporting_architectures_have_a_precision_rate(device: Device) -> None:
     for name, capabilities in HAVE.items():
         assert (getattr(device, name) is not None) == (device.compute_capability in capabilities), (
             name
@@ -327,7 +327,7 @@ def test_only_architectures_with_a_precision_have_its_rate(device: Device) -> No
 
 
 @having()
-def test_fp16_outside_the_matrix_units(device: Device) -> None:
+def test_plain_fp16_rate_is_multiple_of_fp32(device: Device) -> None:
     multiple = FP16_PER_FP32.get(device.compute_capability)
     if multiple is None:
         assert device.fp16_tflops is None
@@ -338,7 +338,7 @@ def test_fp16_outside_the_matrix_units(device: Device) -> None:
 
 
 @having("fp16_tensor_tflops")
-def test_matrix_rates_by_precision(device: Device) -> None:
+def test_tensor_rates_scale_with_precision(device: Device) -> None:
     fp16 = value(device, "fp16_tensor_tflops")
     if device.bf16_tensor_tflops is not None:  # CDNA 1 runs bf16 at half of the fp16 rate
         assert value(device, "bf16_tensor_tflops") == (fp16 / 2 if device.name == "MI100" else fp16)
@@ -349,13 +349,13 @@ def test_matrix_rates_by_precision(device: Device) -> None:
     if device.fp4_tensor_tflops is not None:
         multiple = FP4_PER_FP8[device.compute_capability] * (
             2 if is_geforce(device) else 1
-        )  # FP4 is not halved there
+        )  # GeForce does not halve FP4
         fp8 = value(device, "fp8_tensor_tflops")
         assert value(device, "fp4_tensor_tflops") == pytest.approx(multiple * fp8, rel=0.015)
 
 
 @having("fp16_tensor_tflops", "boost_clock_mhz")
-def test_matrix_rate_is_what_the_units_can_do_with_fp32_accumulation(device: Device) -> None:
+def test_tensor_rate_matches_units_with_fp32_accumulation(device: Device) -> None:
     rate = value(device, "fp16_tensor_tflops") * 1e12
     per_clock = value(device, "sms") * TENSOR_FLOP_PER_SM_CLOCK[device.compute_capability]
     share = rate / (per_clock * value(device, "boost_clock_mhz") * 1e6)
@@ -365,7 +365,7 @@ def test_matrix_rate_is_what_the_units_can_do_with_fp32_accumulation(device: Dev
         assert share == pytest.approx(0.5, rel=0.02)
     elif device.architecture in LOWER_TENSOR_CLOCK and device.compute_capability != "12.0":
         assert 0.85 <= share <= 1.005
-    elif device.name == "Titan V":  # the maker's 110 assumes 1.34 GHz
+    elif device.name == "Titan V":  # NVIDIA's 110 TFLOP/s assume 1.34 GHz
         assert share == pytest.approx(0.92, rel=0.01)
     else:
         assert share == pytest.approx(1, rel=0.02)
@@ -384,12 +384,9 @@ def test_ridge_points_are_plausible(device: Device) -> None:
 
 
 @having()
-def test_memory_is_what_the_name_says(device: Device) -> None:
+def test_memory_size_matches_device_name(device: Device) -> None:
     for said in re.findall(r"\b(\d+) ?GB?\b", " ".join([device.name, *device.aliases])):
-        if int(said) not in {
-            480,
-            95,
-        }:  # GH200 480GB counts the CPU's memory; 95 is somebody's rounding of 96
+        if int(said) not in {480, 95}:  # GH200 480GB names the CPU's memory; 95 is a rounding of 96
             assert value(device, "memory_gib") == pytest.approx(int(said), rel=0.01)
 
 
@@ -408,12 +405,12 @@ def test_memory_is_what_the_name_says(device: Device) -> None:
         ("MI300X", "MI325X", "memory_gib"),
     ],
 )
-def test_variants_differ_the_way_their_makers_meant(smaller: str, larger: str, name: str) -> None:
+def test_larger_variants_have_larger_figures(smaller: str, larger: str, name: str) -> None:
     by_name = {device.name: device for device in catalogue()}
     assert value(by_name[smaller], name) < value(by_name[larger], name)
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
-def test_a_figure_is_positive_and_finite(bad: float) -> None:
+def test_figure_rejects_nonpositive_and_infinite_values(bad: float) -> None:
     with pytest.raises(ValueError, match="from 1e-6 to 1e9"):
         Figure(value=bad, source="a datasheet", kind="datasheet")

@@ -1,4 +1,4 @@
-"""Host CPUs: found by the names that people, clouds and Linux give them; ratings that agree with clocks and with each other."""
+"""Host CPUs are found by common, cloud and Linux names. Their ratings agree with clocks and with each other."""
 
 import json
 import statistics
@@ -45,11 +45,11 @@ RAW = tomllib.loads(FILE.read_text("utf-8"))
         ("Ryzen 9 7900X", "Ryzen 9 7900X"),
     ],
 )
-def test_a_cpu_is_found_by_its_names(name, found):
+def test_host_cpu_is_found_by_common_names(name, found):
     assert find_host(name).name == found
 
 
-def test_every_name_and_alias_finds_its_cpu():
+def test_every_name_and_alias_finds_its_host_cpu():
     for cpu in host_catalogue():
         for name in (
             cpu.name,
@@ -59,7 +59,7 @@ def test_every_name_and_alias_finds_its_cpu():
             assert find_host(name) is cpu
 
 
-def test_unknown_and_ambiguous_names_are_refused_with_the_nearest():
+def test_unknown_and_ambiguous_host_names_list_nearest():
     with pytest.raises(UnknownName) as refused:
         find_host("EPYC 7743")
     assert any("EPYC 7742" in name for name in refused.value.nearest)
@@ -69,7 +69,7 @@ def test_unknown_and_ambiguous_names_are_refused_with_the_nearest():
         find_host("")
 
 
-def test_ratings_have_sources_and_agree_with_the_clock():
+def test_host_ratings_have_sources_and_match_turbo_clock():
     for cpu in host_catalogue():
         points = cpu.single_thread
         assert points.source
@@ -79,8 +79,8 @@ def test_ratings_have_sources_and_agree_with_the_clock():
         assert 480 < points.value / cpu.turbo_ghz < 920
 
 
-def test_a_cpu_left_out_of_its_core_is_rated_as_it_was_measured():
-    """The derivation rests on it; the EPYC 9334 is the exception that hosts.toml names."""
+def test_ratings_of_held_out_cpus_match_their_core():
+    """Derived ratings assume this. The EPYC 9334 is the exception documented in hosts.toml."""
     for core in RAW["core"].values():
         ratios = {cpu["cpu"]: cpu["points"] / cpu["turbo_ghz"] for cpu in core.get("measured", ())}
         for name, ratio in ratios.items():
@@ -89,20 +89,20 @@ def test_a_cpu_left_out_of_its_core_is_rated_as_it_was_measured():
                 assert statistics.median(others) == pytest.approx(ratio, rel=0.1), name
 
 
-def test_a_cpu_without_a_measured_core_is_rough():
+def test_cpu_without_measured_core_is_rough():
     assert find_host("Grace").rough
     assert find_host("EPYC 9655").rough
     assert not find_host("EPYC 9654").rough
 
 
-def test_the_packaged_typical_hosts_are_those_of_the_catalogue():
+def test_packaged_typical_hosts_match_catalogue():
     packaged = FILE.with_name("typical_hosts.json").read_text("utf-8")
     assert json.loads(packaged) == json.loads(to_json(tool.typical_hosts())), (
         "python tools/typical_hosts.py"
     )
 
 
-def test_every_card_has_a_typical_host_of_its_kind_of_machine():
+def test_every_card_has_typical_host_of_matching_kind():
     kinds = {cpu.name: cpu.kind for cpu in host_catalogue()}
     for device in catalogue():
         typical = typical_host(device)

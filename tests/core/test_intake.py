@@ -1,4 +1,4 @@
-"""Whatever stands in a file from outside, reading it ends in its content or in one sentence that names it."""
+"""Reading an external file returns its content or raises a one-line error that names the file."""
 
 import json
 import os
@@ -26,14 +26,14 @@ from trainpace.job import Schedule
         (b"", "not valid JSON"),
     ],
 )
-def test_json_that_cannot_be_believed(tmp_path, content, word):
+def test_invalid_json_is_rejected_with_file_name(tmp_path, content, word):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(UnreadableInput, match=word) as caught:
         read_json(tmp_path / "a.json")
     assert "a.json" in caught.value.message
 
 
-def test_the_deepest_that_is_read():
+def test_json_is_read_up_to_nesting_limit():
     assert json_of("[" * DEEPEST + "]" * DEEPEST, "it")
     with pytest.raises(UnreadableInput):
         json_of("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "it")
@@ -52,12 +52,12 @@ def test_the_deepest_that_is_read():
         ("a = 1\n" * (1 << 20), "larger than 4 MiB"),
     ],
 )
-def test_toml_that_cannot_be_believed(text, word):
+def test_invalid_toml_is_rejected(text, word):
     with pytest.raises(UnreadableInput, match=word):
         toml_of(text, "m.toml")
 
 
-def test_dots_that_are_no_key():
+def test_dots_in_toml_comments_and_strings_are_accepted():
     dots = "." * 60
     assert toml_of(f'# {dots}\na = "{dots}"\nb = """\n{dots}\n"""', "m.toml") == {
         "a": dots,
@@ -65,8 +65,8 @@ def test_dots_that_are_no_key():
     }
 
 
-def test_only_regular_files_of_a_size(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # nobody writes into it
+def test_read_bytes_accepts_only_regular_files_of_limited_size(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # without a writer
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 40)
     for name, word in {
@@ -84,7 +84,7 @@ def test_only_regular_files_of_a_size(tmp_path):
         read_text(tmp_path / "a")
 
 
-def test_a_record_is_not_nested():
+def test_deeply_nested_record_is_rejected():
     with pytest.raises(UnreadableInput, match="nested too deeply"):
         from_json('{"record": "Schedule", "schema_version": 1, "a": ' + "[" * 100_000, Schedule)
 
@@ -96,13 +96,13 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_what_is_json_is_read_as_json_reads_it(value):
+def test_json_of_agrees_with_standard_library(value):
     text = json.dumps(value)
     assert repr(json_of(text, "it")) == repr(json.loads(text))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_anything_is_content_or_one_sentence(content):
+def test_arbitrary_content_is_parsed_or_rejected_with_name(content):
     for read in (json_of, toml_of):
         try:
             read(content, "it")
@@ -111,7 +111,7 @@ def test_anything_is_content_or_one_sentence(content):
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\ud800"}', b'["\\uDC00"]', '{"\\ud83d": 1}'])
-def test_half_a_character_is_refused(text):
+def test_unpaired_surrogates_are_rejected(text):
     with pytest.raises(UnreadableInput, match="half of a surrogate pair"):
         json_of(text, "m.json")
     assert json_of('["\\ud83d\\ude00 \\u00e9"]', "m.json") == ["\U0001f600 é"]

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are used."""
+"""Packages import their exported names lazily."""
 
 import importlib
 import pkgutil
@@ -9,13 +9,13 @@ PACKAGES = ["configs", "diagnose", "journal", "watch"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_every_exported_name_exists_and_no_module_hides_it(name):
+def test_exported_names_exist_and_are_not_shadowed_by_modules(name):
     package = importlib.import_module(f"trainpace.{name}")
     assert len(package.__all__) > 4
     for module in pkgutil.walk_packages(package.__path__, f"trainpace.{name}."):
         assert (
             module.name.rpartition(".")[2] not in package.__all__
-        )  # an imported module would take the name's place
+        )  # an imported submodule would shadow the exported name
     for exported in package.__all__:
         assert getattr(package, exported) is not None
 

@@ -1,4 +1,4 @@
-"""A worker whose code takes all memory, starts processes without end or never ends its answer is ended, with one sentence."""
+"""A worker that exhausts memory, starts endless processes or writes an endless answer is stopped with a one-line error."""
 
 import os
 import re
@@ -29,7 +29,7 @@ ENDLESS_ANSWER = "import sys\nwith open(sys.argv[2], 'w') as file:\n    for _ in
 # --- with real processes
 
 
-def test_a_worker_that_fills_the_memory_is_ended(worker, monkeypatch):
+def test_worker_that_fills_memory_is_stopped(worker, monkeypatch):
     monkeypatch.setattr(workers, "LIMITS", Limits(free_bytes() - GIB, NEVER))
     with pytest.raises(OutOfMemory) as caught:
         run_isolated(worker(TAKES_TWO_GIB), {}, 60, "measuring m at batch 8")
@@ -37,20 +37,20 @@ def test_a_worker_that_fills_the_memory_is_ended(worker, monkeypatch):
     assert 0.4 < float(used[1]) < 2
 
 
-def test_one_that_takes_less_is_not(worker, monkeypatch):
+def test_worker_within_memory_limit_finishes(worker, monkeypatch):
     monkeypatch.setattr(workers, "LIMITS", Limits(max(0, free_bytes() - 3 * GIB), NEVER))
     assert run_isolated(worker(TAKES_HALF_A_GIB), {}, 60, "asking") == "took it all"
 
 
-def test_a_small_one_is_not_blamed_for_a_full_machine(worker, monkeypatch):
+def test_small_worker_is_not_stopped_on_full_machine(worker, monkeypatch):
     monkeypatch.setattr(workers, "LIMITS", Limits(1 << 60, NEVER))
     assert run_isolated(worker("import time; time.sleep(1); return 'so'"), {}, 60, "asking") == "so"
 
 
 @pytest.mark.parametrize("body", [STARTS_200, FORKS], ids=["a loop", "a fork bomb"])
-def test_a_worker_that_starts_processes_without_end_is_ended(worker, monkeypatch, body):
+def test_worker_that_forks_endlessly_is_stopped(worker, monkeypatch, body):
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
-    before = descendants(os.getpid())  # a browser of other tests, say
+    before = descendants(os.getpid())  # for example a browser of another test
     with pytest.raises(
         UserCodeError, match=r"^tracing m was ended: it ran \d[\d,]* processes at once\.$"
     ) as caught:
@@ -59,14 +59,14 @@ def test_a_worker_that_starts_processes_without_end_is_ended(worker, monkeypatch
     assert set(descendants(os.getpid())) <= set(before)
 
 
-def test_a_rank_that_goes_beyond_is_the_reason(worker, monkeypatch):
+def test_rank_that_exceeds_process_limit_is_named(worker, monkeypatch):
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
     module = worker(f"import time\nif request['rank'] == 0: time.sleep(600)\n{STARTS_200}")
     with pytest.raises(UserCodeError, match="rank 1 of a test was ended: it ran "):
         run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test")
 
 
-def test_a_pools_worker_that_goes_beyond_is_the_reason(tmp_path, monkeypatch):
+def test_pool_worker_that_exceeds_process_limit_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
     (tmp_path / "limited_pool.py").write_text(
@@ -84,7 +84,7 @@ def test_a_pools_worker_that_goes_beyond_is_the_reason(tmp_path, monkeypatch):
     [run_isolated, lambda module, request, *rest: run_ranks(module, [request], *rest)],
     ids=["alone", "a rank"],
 )
-def test_an_answer_without_end_is_ended(worker, monkeypatch, run):
+def test_worker_with_endless_answer_is_stopped(worker, monkeypatch, run):
     monkeypatch.setattr(workers, "MOST_BYTES", 1 << 24)
     monkeypatch.setattr(workers, "_SIZE_POLL_S", 0.05)
     module, begun = worker(f"{ENDLESS_ANSWER}\nimport time; time.sleep(600)"), time.monotonic()
@@ -93,7 +93,7 @@ def test_an_answer_without_end_is_ended(worker, monkeypatch, run):
     assert time.monotonic() - begun < 50
 
 
-def test_a_pools_line_without_end_is_ended(tmp_path, monkeypatch):
+def test_pool_worker_with_endless_line_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(workers, "MOST_BYTES", 1 << 20)
     (tmp_path / "endless_pool.py").write_text(
@@ -106,20 +106,20 @@ def test_a_pools_line_without_end_is_ended(tmp_path, monkeypatch):
             next(pool.answers(lambda _: "waiting"))
 
 
-def test_a_command_without_limits_is_let_run():
+def test_child_without_limits_is_not_stopped():
     with Child(["sh", "-c", "for i in $(seq 80); do sleep 600 & done; sleep 1; exit 3"]) as child:
         assert child.wait(30) == 3
         assert child.overstep is None
 
 
-def test_a_commands_own_end_is_no_overstep():
+def test_own_exit_code_of_child_is_not_reported_as_overstep():
     with Child(["sh", "-c", "exit 137"], limits=usual_limits()) as child:
         assert child.wait(30) == 137
         assert child.overstep is None
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="Linux's own")
-def test_the_kernel_takes_a_worker_before_others():
+def test_oom_score_of_limited_child_is_raised():
     show = [
         sys.executable,
         "-c",
@@ -131,7 +131,7 @@ def test_the_kernel_takes_a_worker_before_others():
         assert int(child.stdout.read()) == int(own.read())
 
 
-# --- what is left, from files of a made machine
+# --- free memory, from the files of a simulated machine
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_kernel_takes_a_worker_before_others():
         ({"proc/self/cgroup": "nonsense\n"}, 8),
     ],
 )
-def test_memory_that_is_left(tmp_path, files, gib):
+def test_free_bytes_respects_cgroup_limits(tmp_path, files, gib):
     machine = {
         "proc/meminfo": f"MemTotal: {16 << 20} kB\nMemAvailable: {8 << 20} kB\nHugePages_Total: 0\n"
     }
@@ -186,7 +186,7 @@ def test_memory_that_is_left(tmp_path, files, gib):
     assert free_bytes(str(tmp_path)) == (None if gib is None else gib * GIB)
 
 
-def test_swap_counts_as_left_and_the_limit_is_a_hundredth(tmp_path):
+def test_free_bytes_include_swap_and_limit_is_one_percent(tmp_path):
     (tmp_path / "proc").mkdir()
     text = f"MemTotal: {16 << 20} kB\nMemAvailable: 0 kB\nSwapFree: {1 << 20} kB\n"
     (tmp_path / "proc/meminfo").write_text(text)
@@ -196,7 +196,7 @@ def test_swap_counts_as_left_and_the_limit_is_a_hundredth(tmp_path):
     assert usual_limits(str(tmp_path)).least_free_bytes == GIB
 
 
-def test_it_looks_oftener_as_less_is_left_and_counts_only_where_many_came(tmp_path):
+def test_watch_polls_faster_when_memory_is_low(tmp_path):
     (tmp_path / "proc").mkdir()
     counted = []
 

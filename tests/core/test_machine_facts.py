@@ -35,14 +35,14 @@ def test_quota_is_read_from_cgroup_v1_and_v2(tmp_path, groups, files, cores):
     assert allowed_cores(root) == (usable_cores() if cores is None else cores)
 
 
-def test_quota_of_a_parent_cgroup_counts(tmp_path):
+def test_parent_cgroup_quota_applies(tmp_path):
     files = {"pod/cpu.max": "50000 100000\n", "pod/job/cpu.max": "200000 100000\n"}
     root = tree(tmp_path, "0::/pod/job\n", files)
     assert quota_cores(root) == 0.5
     assert allowed_cores(root) == 0.5
 
 
-def test_quota_above_the_usable_cores_does_not_count(tmp_path):
+def test_quota_above_usable_cores_is_ignored(tmp_path):
     root = tree(tmp_path, "0::/\n", {"cpu.max": "99000000 100000\n"})
     assert allowed_cores(root) == usable_cores()
 

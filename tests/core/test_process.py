@@ -1,4 +1,4 @@
-"""Children and workers end with everything they started, however either side ends, and say what went wrong."""
+"""Child and worker processes end together with their descendants and report errors."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def pids_in(file, seconds=30.0):
 # --- a child
 
 
-def test_a_child_has_an_exit_code_and_pipes():
+def test_child_has_exit_code_and_pipes():
     with Child(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdin.write(b"said\n")
         child.stdin.close()
@@ -63,11 +63,11 @@ def test_a_child_has_an_exit_code_and_pipes():
     ("code", "ending"),
     [(3, "ended with exit code 3"), (-11, "died of SIGSEGV"), (139, "died of SIGSEGV")],
 )
-def test_how_a_process_ended(code, ending):
+def test_ending_of_describes_exit_code(code, ending):
     assert ending_of(code) == ending
 
 
-def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
+def test_leaving_context_kills_descendants_in_other_sessions(tmp_path):
     with Child(
         [sys.executable, "-c", STARTS_ANOTHER + "time.sleep(600)", str(tmp_path / "pids")]
     ) as child:
@@ -76,14 +76,14 @@ def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
     assert not any(map(is_there, pids))
 
 
-def test_what_an_ended_child_left_is_ended(tmp_path):
+def test_descendants_are_killed_after_child_exits(tmp_path):
     with Child([sys.executable, "-c", STARTS_ANOTHER, str(tmp_path / "pids")]) as child:
         assert child.wait(30) == 0
         assert not any(map(is_there, pids_in(tmp_path / "pids")))
 
 
 @pytest.mark.parametrize("victim", ["us", "the guard"])
-def test_a_child_ends_when_we_or_its_guard_are_killed(tmp_path, victim):
+def test_child_is_killed_with_its_parent_or_guard(tmp_path, victim):
     command = [
         sys.executable,
         "-c",
@@ -98,12 +98,12 @@ def test_a_child_ends_when_we_or_its_guard_are_killed(tmp_path, victim):
     assert gone(pids)
 
 
-def test_a_command_that_is_not_there():
+def test_missing_command_exits_1():
     with Child(["no-such-command-anywhere"], stderr=subprocess.PIPE) as child:
         assert child.wait(30) == 1
 
 
-def test_descendants_are_found_over_sessions():
+def test_descendants_include_other_sessions():
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -118,7 +118,7 @@ def test_descendants_are_found_over_sessions():
 # --- a worker
 
 
-def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
+def test_isolated_worker_returns_result_and_leaves_no_processes(worker, tmp_path):
     code = STARTS_ANOTHER.replace("sys.argv[1]", "request['file']").strip()
     assert (
         run_isolated(
@@ -205,14 +205,14 @@ def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
         ),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(worker, body, kind, sentence):
+def test_worker_failure_is_reported_in_one_line(worker, body, kind, sentence):
     with pytest.raises(kind) as caught:
         run_isolated(worker(body), {}, 3 if kind is TimedOut else 60, "asking")
     assert type(caught.value) is kind
     assert str(caught.value) == sentence
 
 
-def test_temporary_files_of_a_worker_that_is_ended_go(worker, tmp_path, monkeypatch):
+def test_temporary_files_of_killed_worker_are_removed(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     body = "import os, tempfile\nopen(tempfile.mkdtemp() + '/left', 'w').write('x')\nos.kill(os.getpid(), 9)"
     before = set(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_temporary_files_of_a_worker_that_is_ended_go(worker, tmp_path, monkeypa
     }
 
 
-def test_the_compilers_cache_stays_where_torch_has_it(worker, monkeypatch):
+def test_worker_uses_default_inductor_cache(worker, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -233,17 +233,17 @@ def test_the_compilers_cache_stays_where_torch_has_it(worker, monkeypatch):
     assert run_isolated(module, {}, 60, "asking") == default_cache_dir()
 
 
-def test_something_can_be_done_meanwhile(worker):
+def test_started_worker_answers_later(worker):
     with started_isolated(worker("return 'done'"), {}, 60, "asking") as answer:
         assert answer() == "done"
 
 
-def test_ranks_answer_by_the_first(worker):
+def test_run_ranks_returns_answer_of_rank_0(worker):
     module = worker("import time; time.sleep(request['rank'] * 600); return str(request['rank'])")
     assert run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test") == "0"
 
 
-def test_a_rank_that_was_killed_is_the_reason(worker):
+def test_killed_rank_is_named(worker):
     module = worker(
         "import os, time\nif request['rank']: os.kill(os.getpid(), 11)\ntime.sleep(600)"
     )
@@ -254,7 +254,7 @@ def test_a_rank_that_was_killed_is_the_reason(worker):
 # --- a pool
 
 
-def test_a_pool_answers_every_worker(tmp_path, monkeypatch):
+def test_pool_returns_answer_of_every_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "made_pool.py").write_text(
         "import json, sys\nfrom trainpace.core.worker import serve_lines\nrequests, answers = serve_lines()\nprint('noise')\n"
@@ -271,7 +271,7 @@ def test_a_pool_answers_every_worker(tmp_path, monkeypatch):
             next(answers)
 
 
-def test_a_failure_knows_its_kind():
+def test_failure_of_describes_error_kind():
     assert failure_of(TrainpaceError("a.", "b."))["misuse"]
     assert not failure_of(UserCodeError("a."))["misuse"]
     assert failure_of(MemoryError(), memory_hint="Fewer.")["hint"] == "Fewer."

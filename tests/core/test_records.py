@@ -13,7 +13,7 @@ from trainpace.plan import Plan
 
 
 @pytest.mark.parametrize("noun", every_noun(), ids=lambda noun: type(noun).__name__)
-def test_json_round_trip(noun):
+def test_records_survive_json_round_trip(noun):
     text = records.to_json(noun)
     again = records.from_json(text, type(noun))
     assert records.to_json(again) == text
@@ -21,7 +21,7 @@ def test_json_round_trip(noun):
 
 
 @pytest.mark.parametrize("noun", every_noun(), ids=lambda noun: type(noun).__name__)
-def test_frozen(noun):
+def test_records_are_frozen(noun):
     with pytest.raises(AttributeError):
         setattr(noun, noun.__struct_fields__[0], None)
 
@@ -45,14 +45,14 @@ def test_frozen(noun):
         '{"record":"Schedule","schema_version":1,"epochs":1e999}',
     ],
 )
-def test_bad_json_is_one_sentence(text):
+def test_invalid_json_is_reported_in_one_line(text):
     with pytest.raises(UnreadableInput) as caught:
         records.from_json(text, Schedule, "run.json")
     assert "run.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_files_are_whole_or_absent(tmp_path):
+def test_record_files_are_written_atomically(tmp_path):
     path = tmp_path / "plan.json"
     plan = Plan(start=Execution(), changes=())
     records.save(plan, path)
@@ -67,7 +67,7 @@ def test_files_are_whole_or_absent(tmp_path):
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path):
+def test_write_preserves_symlink_and_file_mode(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "real").chmod(0o640)
     (tmp_path / "link").symlink_to("real")
@@ -77,14 +77,14 @@ def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path):
     assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_pipe_is_not_replaced(tmp_path):
+def test_write_rejects_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnreadableInput):
         records.write_whole(tmp_path / "pipe", "text")
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path):
+def test_reader_never_sees_partial_file(tmp_path):
     path = tmp_path / "x"
     texts = {letter * 200_000 for letter in "ab"}
     records.write_whole(path, "a" * 200_000)
@@ -102,12 +102,12 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     writer.join()
 
 
-def test_unreadable_files(tmp_path):
+def test_read_bytes_rejects_unreadable_paths(tmp_path):
     for path in (tmp_path, tmp_path / "missing", "nul\0byte"):
         with pytest.raises(UnreadableInput):
             records.read_bytes(path)
 
 
-def test_nearest_names():
+def test_nearest_names_returns_only_similar_names():
     assert nearest_names("rtx 309", ["RTX 3090", "T4"]) == ["RTX 3090"]
     assert nearest_names("zzzz", ["RTX 3090"]) == []

@@ -1,4 +1,4 @@
-"""The record of what software runs a step, and its names as people write them."""
+"""The software record of a step, parsed from common spellings."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ from trainpace.core.software import (
         ("torch_0.4.1", "torch", (0, 4, 1)),
     ],
 )
-def test_software_is_read_as_people_write_it(text, framework, version):
+def test_parse_software_accepts_common_spellings(text, framework, version):
     software = parse_software(text)
     assert (software.framework, software.version) == (framework, version)
 
@@ -48,7 +48,7 @@ def test_parse_software_rejects_unknown_names_and_versions(text):
 
 
 @given(st.text(max_size=30))
-def test_any_other_text_is_an_error_of_the_user(text):
+def test_arbitrary_text_raises_only_trainpace_errors(text):
     for parse in (parse_software, parse_attention):
         try:
             parse(text)
@@ -56,7 +56,7 @@ def test_any_other_text_is_an_error_of_the_user(text):
             assert str(error)
 
 
-def test_attention_by_other_libraries_words():
+def test_parse_attention_accepts_names_of_other_libraries():
     assert [parse_attention(name) for name in ATTENTIONS] == list(ATTENTIONS)
     assert (
         parse_attention("flash_attention_2")
@@ -113,7 +113,7 @@ def test_attention_by_other_libraries_words():
         ),
     ],
 )
-def test_what_a_version_implies(software, slow, fused, rewrites):
+def test_version_sets_host_attention_and_rewrites(software, slow, fused, rewrites):
     assert (software.slow_host, software.fused_attention, software.rewrites) == (
         slow,
         fused,
@@ -121,7 +121,7 @@ def test_what_a_version_implies(software, slow, fused, rewrites):
     )
 
 
-def test_it_survives_a_trip_through_json():
+def test_software_survives_json_round_trip():
     software = Software(version=(2, 8, 1), attention="flash3", fp8_recipe="mxfp8")
     assert from_json(to_json(software), Software) == software
     assert software.name == "PyTorch 2.8.1"

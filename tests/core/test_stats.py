@@ -19,13 +19,13 @@ times = st.lists(st.floats(0.1, 100), min_size=1, max_size=100)
 
 
 @given(times)
-def test_the_interval_holds_the_median(values):
+def test_median_interval_contains_median(values):
     low, high = median_interval(values)
     assert low <= statistics.median(values) <= high
     assert {low, high} <= set(values)
 
 
-def test_the_interval_holds_the_true_median_nine_times_in_ten():
+def test_median_interval_covers_true_median_in_90_percent():
     rng = random.Random(0)
     hits = 0
     for _ in range(1000):
@@ -34,7 +34,7 @@ def test_the_interval_holds_the_true_median_nine_times_in_ten():
     assert 880 <= hits <= 960
 
 
-def test_warm_up_is_the_slow_start_and_nothing_else():
+def test_warmup_steps_are_only_the_slow_first_steps():
     assert warmup_steps([9.0, 5.0, 3.0, *[1.0] * 20]) == 3
     assert warmup_steps([1.0] * 20) == 2
     assert warmup_steps([1.0] * 8 + [5.0] + [1.0] * 11) == 2
@@ -42,17 +42,17 @@ def test_warm_up_is_the_slow_start_and_nothing_else():
 
 
 @given(times)
-def test_at_least_half_of_the_steps_stay(values):
+def test_warmup_is_at_most_half_of_the_steps(values):
     assert warmup_steps(values) <= len(values) / 2
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 8, 20, 100])
-def test_student(degrees):
+def test_student_t_matches_scipy(degrees):
     assert student_t_95(degrees) == pytest.approx(students_t.ppf(0.95, degrees), rel=0.01)
 
 
 @pytest.mark.parametrize(("sizes", "probes"), [(5, 2), (1, 3), (20, 2), (3, 4)])
-def test_nine_of_ten_repeats_fall_inside(sizes, probes):
+def test_repeat_interval_covers_90_percent_of_repeats(sizes, probes):
     draw = np.random.default_rng(0)
     inside = n = 0
     for _ in range(3000 // sizes):
@@ -67,7 +67,7 @@ def test_nine_of_ten_repeats_fall_inside(sizes, probes):
     assert 0.87 < inside / n < 0.935
 
 
-def test_noise_needs_a_repeat():
+def test_noise_needs_a_repeated_measurement():
     assert noise_of({1: [1.0], 2: [2.0]}) is None
     noise = noise_of({1: [1.0, 1.02], 2: [2.0]})
     assert noise.degrees == 1

@@ -1,4 +1,4 @@
-"""A sweep as a whole: its shape, its line, and the smallest batch that is nearly as good as the best."""
+"""The trend of a batch sweep: its shape, its linear fit, and its knee."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def trend(step_ms, batches=BATCHES):
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 10))
-def test_a_line_is_found_with_its_slope_and_its_fixed_part(fixed, slope):
+def test_linear_trend_recovers_slope_and_fixed_time(fixed, slope):
     found = trend(fixed + slope * X)
     assert found.shape == "linear"
     assert found.fixed_ms == pytest.approx(fixed, rel=1e-6, abs=1e-6 * slope)
@@ -34,13 +34,13 @@ def test_a_line_is_found_with_its_slope_and_its_fixed_part(fixed, slope):
     ],
     ids=["parabola", "nearly flat", "cubic", "a cliff"],
 )
-def test_the_shape_is_the_simplest_that_fits(step_ms, shape):
+def test_trend_shape_is_simplest_that_fits(step_ms, shape):
     assert trend(step_ms).shape == shape
 
 
 @given(st.floats(0, 200), st.floats(0.1, 5))
-@example(24.0, 0.1)  # whose 40 samples are worse by exactly 5 %
-def test_the_knee_is_the_smallest_within_5_per_cent(fixed, slope):
+@example(24.0, 0.1)  # the throughput at batch 40 is exactly 5 % below the best
+def test_knee_is_smallest_batch_within_5_percent_of_best(fixed, slope):
     found = trend(fixed + slope * X)
     rate = X / (fixed + slope * X)
     assert rate[found.knee_batch - 1] >= 0.95 * rate.max() - 1e-12
@@ -48,7 +48,7 @@ def test_the_knee_is_the_smallest_within_5_per_cent(fixed, slope):
     assert found.best_samples_per_second == pytest.approx(1e3 * rate.max())
 
 
-def test_the_worst_place_of_the_line_and_the_uneven_ones_are_named():
+def test_trend_reports_worst_and_uneven_batches():
     step_ms = 10 + X + 8.0 * (X > 16)
     found = trend(step_ms)
     assert found.worst_batch == 1
@@ -57,5 +57,5 @@ def test_the_worst_place_of_the_line_and_the_uneven_ones_are_named():
     assert found.uneven == ((16, pytest.approx(8.0 / 26.0)),)
 
 
-def test_few_sizes_have_no_trend():
+def test_three_batch_sizes_have_no_trend():
     assert trend_of([1, 2, 3], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) is None

@@ -24,14 +24,14 @@ from trainpace.core.errors import TrainpaceError
         ("1e3s", 1000),
     ],
 )
-def test_durations(text, seconds):
+def test_parse_duration_reads_common_notations(text, seconds):
     assert units.parse_duration_s(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", "90", "fast", "-5s", "1h-3m", "5 parsecs", "1e999s", "h", "1.2.3s", "nan s", "5s!"]
 )
-def test_bad_durations(text):
+def test_parse_duration_rejects_invalid_text(text):
     with pytest.raises(TrainpaceError):
         units.parse_duration_s(text)
 
@@ -50,12 +50,12 @@ def test_bad_durations(text):
         ("1e3", 1000),
     ],
 )
-def test_counts(text, count):
+def test_parse_count_reads_common_notations(text, count):
     assert units.parse_count(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "seven", "-3", "7 billion", "1e999", "nan", "7BB"])
-def test_bad_counts(text):
+def test_parse_count_rejects_invalid_text(text):
     with pytest.raises(TrainpaceError):
         units.parse_count(text)
 
@@ -63,17 +63,17 @@ def test_bad_counts(text):
 @pytest.mark.parametrize(
     ("text", "usd"), [("500", 500), ("$500", 500), ("500usd", 500), ("1.2k", 1200), ("$ 3.50", 3.5)]
 )
-def test_dollars(text, usd):
+def test_parse_usd_reads_common_notations(text, usd):
     assert units.parse_usd(text) == pytest.approx(usd)
 
 
 @pytest.mark.parametrize("text", ["€5", "-3", "", "five", "$"])
-def test_bad_dollars(text):
+def test_parse_usd_rejects_invalid_text(text):
     with pytest.raises(TrainpaceError):
         units.parse_usd(text)
 
 
-def test_a_percentage_is_a_share_of_the_old_speed():
+def test_parse_ratio_reads_percent_as_share_of_old_speed():
     assert units.parse_ratio("363%") == pytest.approx(3.63)
     assert units.parse_ratio("3.63x") == pytest.approx(3.63)
     for text in ("363", "0x", "-5%", "fast"):
@@ -100,12 +100,12 @@ def test_a_percentage_is_a_share_of_the_old_speed():
         (math.inf, "forever"),
     ],
 )
-def test_durations_for_people(seconds, text):
+def test_format_duration_uses_readable_units(seconds, text):
     assert units.format_duration(seconds) == text
 
 
 @given(st.floats(1e-3, 1e8))
-def test_what_is_printed_is_right_to_two_percent(seconds):
+def test_formatted_duration_is_within_2_percent(seconds):
     shown = units.format_duration(seconds).partition(" (")[0]
     assert units.parse_duration_s(shown.replace(",", "")) == pytest.approx(seconds, rel=0.02)
 
@@ -115,7 +115,7 @@ def test_counts_round_trip(count):
     assert units.parse_count(f"{count:,}") == units.parse_count(str(count)) == count
 
 
-def test_conversions():
+def test_units_are_converted_and_formatted():
     assert units.hours_from_s(5400) == 1.5
     assert units.gib_from_bytes(2**31) == 2
     assert units.format_count(6.74e9) == "6.74 B"

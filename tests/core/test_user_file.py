@@ -1,4 +1,4 @@
-"""Names from a user's file: as a script's, as a package's member, and refused in words that help."""
+"""Names are loaded from a user's script or package, and missing names give a helpful error."""
 
 import sys
 
@@ -14,14 +14,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_file_that_imports_its_neighbour(folder):
+def test_user_file_can_import_neighboring_module(folder):
     (folder / "beside_mine.py").write_text("four = 4\n")
     (folder / "mine_alone.py").write_text("from beside_mine import four\n")
     assert load_name(folder / "mine_alone.py", "four") == 4
 
 
 @pytest.mark.parametrize("with_init", [True, False])
-def test_relative_imports(folder, with_init):
+def test_user_file_can_use_relative_imports(folder, with_init):
     inner = folder / f"project_{with_init}" / "inner"
     inner.mkdir(parents=True)
     (inner.parent / "above.py").write_text("from .constants import four\n")
@@ -44,7 +44,7 @@ def test_load_name_reports_missing_names_and_files(folder):
         load_name(folder / "none.py", "trainset")
 
 
-def test_the_users_code_is_told_from_libraries():
+def test_is_users_excludes_libraries():
     import random
 
     import torch

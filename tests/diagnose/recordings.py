@@ -1,4 +1,4 @@
-"""Recordings made by hand, whose truth is known."""
+"""Handmade recordings with known causes."""
 
 from trainpace.watch import PARTS, Block, FetchCost, Loader, Rank, Recording
 

@@ -1,4 +1,4 @@
-"""What an examination finds, judged: every fault that is planted in its values is named, with something to do about it."""
+"""Every fault planted in the values of an examination is named, with advice."""
 
 import pytest
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ def software(machine, kind="cuda", **changed):
     ]
 
 
-def test_nothing_to_say(machine):
+def test_healthy_installation_has_no_findings(machine):
     assert software(machine) == []
 
 
@@ -49,7 +49,7 @@ def test_nothing_to_say(machine):
         ({"shared_memory_gib": 1 / 16}, "cuda", "64 MiB", "--shm-size"),
     ],
 )
-def test_a_faulty_installation(machine, changed, kind, finding, advice):
+def test_faulty_installation_gets_finding_and_advice(machine, changed, kind, finding, advice):
     (check,) = software(machine, kind, **changed)
     assert check.status == "problem"
     assert finding in check.finding
@@ -67,11 +67,11 @@ def products(device, **tflops):
 @pytest.mark.parametrize(
     ("device_ms", "status"), [(300, "ok"), (320, "ok"), (3.0, "problem"), (900, "problem")]
 )
-def test_clocks(device_ms, status):
+def test_device_and_host_clocks_must_agree(device_ms, status):
     assert checks.clock_check({"device_ms": device_ms, "host_ms": 305}).status == status
 
 
-def test_products_beside_the_datasheet():
+def test_matmul_throughput_is_compared_with_datasheet():
     a100 = find_device("A100")
     (fine,) = products(a100, fp32=18.0, tf32=120.0, bf16=260.0)
     assert fine.status == "ok"
@@ -94,8 +94,8 @@ def test_products_beside_the_datasheet():
         ("A100", "fp32", "problem"),
     ],
 )
-def test_a_format_that_fails(device, name, status):
-    """Of a card that has it: a fault. Of one without: nothing to say. Of an unknown one: worth knowing."""
+def test_failing_precision_is_a_problem_if_gpu_supports_it(device, name, status):
+    """A failing precision is a problem if the GPU supports it, nothing if it does not, and a note if the GPU is unknown."""
     card = None if device is None else find_device(device)
     values = {
         "tflops": {"fp16": 200.0},
@@ -109,7 +109,7 @@ def test_a_format_that_fails(device, name, status):
 
 
 @pytest.mark.parametrize(("pinned", "status"), [(24.0, "ok"), (6.0, "problem")])
-def test_copies_beside_the_slot(machine, pinned, status):
+def test_copy_bandwidth_is_compared_with_pcie_slot(machine, pinned, status):
     check = checks.copies_check(
         {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, machine
     )
@@ -134,7 +134,7 @@ def test_copies_beside_the_slot(machine, pinned, status):
         ({"allocated_gib": None}, "note"),
     ],
 )
-def test_memory(values, status):
+def test_memory_check_status_follows_measured_values(values, status):
     assert checks.memory_check(values, 0.0625).status == status
 
 
@@ -164,7 +164,7 @@ def measured(median_ms: float) -> Measurement:
     ("ms", "status", "speed"),
     [(20.0, "ok", "100%"), (10.0, "ok", "200%"), (50.0, "problem", "40%")],
 )
-def test_the_known_step(ms, status, speed):
+def test_reference_step_is_compared_with_forecast_interval(ms, status, speed):
     expected = Expected(
         step_ms=20.0, interval_ms=Interval(low=16.0, high=25.0, coverage=0.9, basis="")
     )
@@ -178,7 +178,7 @@ def test_the_known_step(ms, status, speed):
 @pytest.mark.parametrize(
     ("rate", "status", "said"), [(337.0, "ok", "9.5 times"), (8000.0, "note", "0.4 times")]
 )
-def test_beside_what_others_measured(rate, status, said):
+def test_reference_step_is_compared_with_published_throughput(rate, status, said):
     other = Elsewhere(
         model="ResNet18",
         batch=64,
@@ -193,7 +193,7 @@ def test_beside_what_others_measured(rate, status, said):
     assert "fp32 instead of torch_fp32" in check.finding
 
 
-def test_clocks_during_the_known_step():
+def test_throttling_during_reference_step_is_a_note():
     capped = DeviceRun(
         sm_mhz=1095,
         sm_mhz_low=1095,

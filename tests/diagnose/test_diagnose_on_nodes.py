@@ -1,4 +1,4 @@
-"""`srun trainpace diagnose` on three nodes of a real Slurm, each with its own network: one diagnosis, and no waiting for ever."""
+"""`srun trainpace diagnose` on three nodes of a real Slurm, each with its own network, gives one diagnosis and never hangs."""
 
 import subprocess
 import sys
@@ -39,14 +39,14 @@ def nodes():
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_named_and_proved(nodes, tmp_path, fault):
-    # one node counts its time from another moment, as every machine does
+def test_diagnose_on_nodes_proves_planted_fault(nodes, tmp_path, fault):
+    # One node has a different clock origin, as real machines do.
     made = several_nodes.diagnosed(fault, nodes, tmp_path / "recording", before=CLOCK_APART)
     diagnosis = made.diagnosis
     found = several_nodes.named(diagnosis)
     assert (found.cause, found.node) == (fault.expected, f"node{fault.rank + 1}"), diagnosis.why
     assert found.ms == pytest.approx(made.planted_ms, rel=CLOSE), diagnosis.why
-    # not by the verdict, which is the larger of waiting for the straggler and an exchange that takes as long
+    # Not by the verdict: waiting for the straggler and communication may take equally long.
     (share,) = (
         s
         for s in diagnosis.shares
@@ -97,8 +97,8 @@ def srun(nodes, folder, *command, before=()):
     )
 
 
-def test_a_training_that_fails_on_one_node_ends_on_all_and_is_named(nodes, tmp_path):
-    """The others wait for its rank, by themselves for half an hour."""
+def test_failure_on_one_node_ends_all_and_is_named(nodes, tmp_path):
+    """Without help, the other ranks would wait for the failed one for half an hour."""
     (tmp_path / "train.py").write_text(
         "import os, runpy, sys\n"
         "if os.environ['SLURM_PROCID'] == '1': sys.exit(7)\n"
@@ -111,7 +111,7 @@ def test_a_training_that_fails_on_one_node_ends_on_all_and_is_named(nodes, tmp_p
     assert done.stderr.count("Task 1 of 3 (on node2) ended with exit code 7.") == 1, done.stderr
 
 
-def test_a_folder_that_is_each_nodes_own_is_told_before_anything_runs(nodes, tmp_path):
+def test_folder_not_shared_between_nodes_is_rejected_before_start(nodes, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
     mounts = (
@@ -130,12 +130,12 @@ def test_a_folder_that_is_each_nodes_own_is_told_before_anything_runs(nodes, tmp
     assert not (tmp_path / "ran").exists()
 
 
-def test_torchrun_on_two_nodes_without_slurm_is_one_diagnosis(nodes, tmp_path):
+def test_torchrun_on_two_nodes_gives_one_diagnosis(nodes, tmp_path):
     (slow,) = (f for f in several_nodes.FAULTS if f.name == "slow node")
     made = several_nodes.diagnosed_by_torchrun(
         slow, nodes, tmp_path / "recording", ("--budget", "8s")
     )
-    # beside other tests the exchange of two busy cores may take as long as the straggler
+    # With other tests running, communication on two busy cores may take as long as the straggler.
     assert made.diagnosis.verdict in ("straggler", "communication"), made.diagnosis.why
     found = several_nodes.named(made.diagnosis)
     assert (found.cause, found.node) == ("compute", "place2"), made.diagnosis.why

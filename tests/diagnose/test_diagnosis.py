@@ -18,7 +18,7 @@ def saving(d, words):
     return found.saves_ms
 
 
-def test_data_bound():
+def test_slow_loading_is_a_data_verdict():
     blocks = [
         block("plain", data=16, forward=2, backward=3),
         block("cached_batch", forward=2, backward=3),
@@ -27,7 +27,7 @@ def test_data_bound():
     d = diagnose(recording(r), epochs=10)
     assert d.verdict == "data"
     assert d.proofs[0].saved_ms == pytest.approx(16)
-    # the fewest workers within 3 % of the best: three make a batch in 5.5 ms, what computing and receiving it take
+    # The fewest workers within 3 % of the best: three load a batch in 5.5 ms, the time to compute and receive one.
     assert saving(d, "3 loader workers instead of 0") == pytest.approx(15.5)
     assert saving(d, "offline") == pytest.approx(16)
     assert [a.title for a in (*d.advice, *d.not_worth) if a.at_most] == [
@@ -36,15 +36,15 @@ def test_data_bound():
     assert d.seconds_an_epoch(16) == pytest.approx(1.6)
 
 
-def test_no_more_workers_than_cores_help_where_samples_compute():
+def test_worker_saving_is_limited_by_cores_for_cpu_bound_samples():
     blocks = [block("plain", data=16, forward=5), block("cached_batch", forward=5)] * 3
     r = rank(data=16, forward=5, blocks=blocks, loader=loader(), fetch=fetch(), cpus=2)
     d = diagnose(recording(r))
-    # 21 ms of work and 1 of handing over, of which each step's 5 are the training's: two cores need 11
+    # 21 ms of work, 5 of them in training, and 1 ms of handover per step: two cores need 11 ms.
     assert saving(d, "instead of 0") == pytest.approx(10)
 
 
-def test_waiting_samples_gain_by_more_workers_than_cores():
+def test_io_bound_samples_gain_from_more_workers_than_cores():
     blocks = [block("plain", data=60, forward=5), block("cached_batch", forward=5)] * 3
     r = rank(
         data=60,
@@ -80,14 +80,14 @@ def few_and_full(few, full, rounds=2):
     ] * rounds
 
 
-def test_fixed_time_counts_as_launching():
+def test_batch_independent_time_counts_as_launch():
     r = rank(forward=10, blocks=few_and_full(9, 10))
     causes = by_cause(diagnose(recording(r)))
     assert causes["launch"] == pytest.approx(9 - 2 / 14, abs=0.01)
     assert causes["launch"] + causes["compute"] == pytest.approx(10)
 
 
-def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
+def test_loop_over_samples_counts_as_launch():
     r = rank(
         forward=10,
         blocks=few_and_full(1.3, 10),
@@ -101,10 +101,10 @@ def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
     assert saving(d, "all samples of a batch at once") == pytest.approx(9.5 * 15 / 16)
     assert not any(
         "times as large" in a.title for a in (*d.advice, *d.not_worth)
-    )  # which lengthens a loop
+    )  # Large batches lengthen a loop.
 
 
-def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them():
+def test_large_operators_count_as_compute_at_any_batch():
     r = rank(
         forward=10, blocks=few_and_full(9, 10), large_operators_ms=9.4
     )  # a dense gradient of a large embedding
@@ -113,8 +113,8 @@ def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them
     assert by_cause(d)["launch"] == pytest.approx(0.6)
 
 
-def test_later_slowdown_is_not_launching():
-    """A quick block of 10 ms, in which operators take 9, and then three times as long."""
+def test_later_slowdown_does_not_count_as_launch():
+    """One fast block of 10 ms, 9 of them in operators; later blocks take three times as long."""
     blocks = [block("plain", forward=each) for each in (10, 30, 50, 30)]
     d = diagnose(
         recording(rank(forward=30, blocks=blocks, large_operators_ms=9.0, delayed_share=0.4))
@@ -124,7 +124,7 @@ def test_later_slowdown_is_not_launching():
     assert any("waited for a core in 40% of its time" in note for note in d.warnings)
 
 
-def test_failure_with_tiny_batches_is_named():
+def test_failure_in_small_batch_trial_is_explained():
     failed = recording(rank(forward=10, ended_in="few_samples"), exit_code=1)
     assert "batches of 2 samples" in diagnose(failed).warnings[0]
     assert (
@@ -133,7 +133,7 @@ def test_failure_with_tiny_batches_is_named():
     )
 
 
-def test_launcher_failure_after_all_trials_is_harmless():
+def test_exit_code_after_all_trials_gives_launcher_warning():
     carried_out = diagnose(recording(rank(forward=10, carried_out=True), exit_code=1))
     assert "Ray" in carried_out.warnings[0]
     assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
@@ -165,7 +165,7 @@ def test_larger_batch_shares_fastest_optimizer():
     ]
 
 
-def test_on_a_crowded_machine_computing_is_not_proved():
+def test_compute_is_not_proved_on_oversubscribed_machine():
     r = rank(forward=10, blocks=[block("plain", forward=10)] * 3, large_operators_ms=9.0)
     for share, proved in ((0.01, True), (0.4, False)):
         d = diagnose(recording(replace(r, delayed_share=share)))
@@ -197,7 +197,7 @@ def with_fewer_threads(plain, fewer, **more):
     )
 
 
-def test_steps_with_fewer_threads_prove_what_waits_for_cores():
+def test_fewer_threads_trial_proves_thread_contention():
     d = diagnose(recording(with_fewer_threads(40, 10, beside=1)))
     assert d.verdict == "threads"
     assert by_cause(d)["threads"] == pytest.approx(33)
@@ -215,21 +215,21 @@ def test_steps_with_fewer_threads_prove_what_waits_for_cores():
     )
 
 
-def test_slower_with_fewer_threads_is_not_waiting_for_cores():
+def test_slower_fewer_threads_trial_rules_out_thread_contention():
     d = diagnose(recording(with_fewer_threads(40, 60)))
     assert d.verdict == "compute"
     assert by_cause(d)["threads"] == 0
     assert not any("thread" in a.title for a in d.advice)
 
 
-def test_worth_is_relative_to_step_with_free_cores():
-    """The optimizer's faster implementation: 0.9 of 1 ms, which is little of 441 and much of 11."""
+def test_advice_worth_is_relative_to_uncontended_step():
+    """The faster optimizer saves 0.9 of 1 ms: little of 441 ms, much of 11 ms."""
     r = with_fewer_threads(440, 10, optimizer_variants_ms={"as it is": 1.0, "fused": 0.1})
     d = diagnose(recording(r))
     assert [a.title for a in d.advice][1:] == ["(fused)"]
 
 
-def test_crowded_machine_limits_launch_overhead():
+def test_launch_share_is_limited_on_oversubscribed_machine():
     r = rank(forward=1000, operators=400, large_operators_ms=300.0)
     assert by_cause(diagnose(recording(r)))["launch"] == pytest.approx(700)
     d = diagnose(recording(replace(r, delayed_share=0.4)))
@@ -259,7 +259,7 @@ def test_single_sample_training_gets_batch_advice():
     (reading,) = diagnose(recording(replace(r, values_read=40))).advice
     assert "torch.compile" not in reading.how
     assert not diagnose(recording(replace(r, one_row_flops=20.0))).advice
-    # a network of convolutions that multiplies one vector, of the time of day or a style
+    # A convolutional network that multiplies one vector, such as a time of day or a style.
     assert not diagnose(recording(replace(r, forward_flops=10_000.0))).advice
 
 
@@ -277,13 +277,13 @@ def test_single_sample_loader_gets_one_batch_advice():
     assert "a batch 4 times as large" not in titles
 
 
-def test_crowded_machine_interval_includes_quickest_block():
+def test_oversubscribed_step_interval_includes_quickest_block():
     r = rank(forward=30, blocks=[block("plain", forward=ms) for ms in (10, 30, 50)])
     assert diagnose(recording(r)).step_ms_low > 20
     assert diagnose(recording(replace(r, delayed_share=0.4))).step_ms_low == 10
 
 
-def test_job_length_has_a_source():
+def test_job_length_names_its_source():
     by = StatedLength(30, None, "epochs = 30 in train.py")
     assert (
         diagnose(recording(rank(forward=10, stated=by, loader=loader()))).job_by
@@ -292,7 +292,7 @@ def test_job_length_has_a_source():
     assert diagnose(recording(rank(forward=10, stated=by, loader=loader())), epochs=2).job_by == ""
 
 
-def test_the_steps_of_the_job():
+def test_job_length_comes_from_stated_steps_or_epochs():
     steps, epochs = (
         StatedLength(None, 500, "--max-steps 500"),
         StatedLength(30, None, "epochs = 30 in train.py"),
@@ -342,7 +342,7 @@ def two_ranks(first, second, plain, free_first, free_second, **more):
     return ranks
 
 
-def test_exchange_that_backward_hides_from_view_is_found():
+def test_communication_inside_backward_is_found():
     own = {"forward": 10, "backward": 90}
     ranks = two_ranks(
         own, own, [own, own], {"forward": 10, "backward": 30}, {"forward": 10, "backward": 30}
@@ -355,7 +355,10 @@ def test_exchange_that_backward_hides_from_view_is_found():
 
 
 def exchanging_all_the_same(*saved_ms, **more):
-    """Two ranks that exchange for 20 of 33 ms also in steps without exchange, which take less by `saved_ms`, in the order of rounds."""
+    """Two ranks that communicate for 20 of 33 ms, and still communicate in no-sync steps.
+
+    Each no-sync step is shorter by one of `saved_ms`, in the order of rounds.
+    """
     own = {"forward": 5, "backward": 8, "communication": 20}
     ranks = []
     for i in range(2):
@@ -367,7 +370,7 @@ def exchanging_all_the_same(*saved_ms, **more):
 
 
 @pytest.mark.parametrize("saved_ms", [(1.4, 1.5, 1.6), (0.0, 0.1, -0.1), (-1.4, -1.5, -1.6)])
-def test_noise_does_not_hide_remaining_communication(saved_ms):
+def test_noisy_remaining_communication_is_found_but_not_proved(saved_ms):
     d = diagnose(recording(*exchanging_all_the_same(*saved_ms, large_operators_ms=3.0)))
     assert d.verdict == "communication"
     assert by_cause(d)["communication"] == pytest.approx(20, abs=1.6)
@@ -377,7 +380,7 @@ def test_noise_does_not_hide_remaining_communication(saved_ms):
 
 
 @pytest.mark.parametrize(("left_in", "proved"), [(4, True), (16, False)])
-def test_exchange_is_proved_by_steps_without_most_of_it(left_in, proved):
+def test_communication_is_proved_if_trial_removes_most(left_in, proved):
     own, free = {"forward": 10, "communication": 30}, {"forward": 10, "communication": left_in}
     d = diagnose(recording(*two_ranks(own, own, [own, own], free, free)))
     (found,) = [s for s in d.shares if s.cause == "communication"]
@@ -391,7 +394,7 @@ def test_straggler_is_found_despite_remaining_communication():
     assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(5)
 
 
-def test_device_communication_is_measured_by_saved_time():
+def test_device_communication_is_time_saved_without_sync():
     own, free = {"forward": 5, "communication": 50}, {"forward": 5, "communication": 30}
     ranks = two_ranks(own, own, [own, own], free, free, accelerator="GPU")
     assert split(ranks).by_cause["communication"] == pytest.approx(20)
@@ -406,7 +409,7 @@ def test_accumulation_without_no_sync_gets_advice():
     assert not [a for a in diagnose(recording(*ranks)).advice if "once a step" in a.title]
 
 
-def test_several_backward_passes_of_one_batch_are_one_batch():
+def test_several_backward_passes_of_one_batch_count_once():
     own, free = {"forward": 10, "backward": 90}, {"forward": 10, "backward": 30}
     ranks = two_ranks(
         own, own, [own, own], free, free, micro_steps=3.0, samples=15.8, loader=loader()
@@ -416,12 +419,12 @@ def test_several_backward_passes_of_one_batch_are_one_batch():
     assert not [a for a in (*d.advice, *d.not_worth) if "once a step" in a.title]
 
 
-def test_samples_that_cannot_be_counted_leave_the_backward_passes():
+def test_steps_per_epoch_use_micro_steps_if_samples_unknown():
     r = rank(forward=10, micro_steps=4.0, samples=0.0, loader=loader())
     assert diagnose(recording(r)).steps_per_epoch == pytest.approx(25)
 
 
-def test_no_rank_saves_more_than_all_wait():
+def test_data_savings_stay_below_mean_wait_of_ranks():
     ranks = [
         rank(i, 2, data=wait, forward=5, loader=loader(), fetch=fetch())
         for i, wait in enumerate((16, 0.5))
@@ -438,7 +441,7 @@ def test_larger_batch_saving_is_below_its_ceiling_with_ranks():
     assert 0 < a.saves_ms == pytest.approx(0.75 * a.ceiling_ms)
 
 
-def test_forty_first_worker_is_priced():
+def test_saving_of_forty_first_worker_is_computed():
     r = rank(
         data=25,
         forward=5,
@@ -451,7 +454,7 @@ def test_forty_first_worker_is_priced():
     )
 
 
-def test_accumulated_micro_batches_of_small_operators_are_launched_as_one():
+def test_launch_bound_accumulation_gets_single_micro_batch_advice():
     blocks = few_and_full(9, 10)
     r = rank(
         forward=10, blocks=blocks, operators=600, micro_steps=4.0, samples=64.0, loader=loader()
@@ -464,8 +467,8 @@ def test_accumulated_micro_batches_of_small_operators_are_launched_as_one():
     assert not any("times as large" in a.title for a in d.advice)
 
 
-def test_no_worker_more_where_the_cores_are_full():
-    """Two workers and the training share two cores: each batch waits a little, which a third worker would not shorten."""
+def test_busy_cores_get_no_advice_for_more_workers():
+    """Two workers and the training share two cores. A third worker would not shorten the short waits."""
     r = rank(
         data=5,
         forward=10,
@@ -478,7 +481,7 @@ def test_no_worker_more_where_the_cores_are_full():
     d = diagnose(recording(r))
     assert saving(d, "3 loader workers instead of 2") == 0
     assert any("keep 1.0 of 2 cores busy" in line for line in d.why)
-    # without them, computing would have half as many cores again
+    # Without workers, compute would have 50 % more cores.
     assert saving(d, "offline") == pytest.approx(5 + 20 * (16 * 1.5 / 25) / 2)
     roomy = diagnose(recording(replace(r, cpus=8)))
     assert not any("cores busy" in line for line in roomy.why)
@@ -489,8 +492,8 @@ def test_no_worker_more_where_the_cores_are_full():
     ("threads", "accelerator", "wall", "saved"),
     [(1, "", 5, 4.5), (2, "", 5, 0), (2, "", 15, 9.5), (2, "NVIDIA T4", 5, 4.5)],
 )
-def test_worker_on_full_cores_saves_nothing(threads, accelerator, wall, saved):
-    """Of 5 ms of processor time; a worker's waiting, as for a disk, takes no core."""
+def test_worker_saving_subtracts_cpu_time_on_full_cores(threads, accelerator, wall, saved):
+    """Loading takes 5 ms of CPU time; waiting in a worker, as for a disk, uses no core."""
     r = rank(
         data=wall,
         forward=15,
@@ -504,14 +507,14 @@ def test_worker_on_full_cores_saves_nothing(threads, accelerator, wall, saved):
     assert found == pytest.approx(saved, abs=0.6)  # sending and handing over take 0.5 ms each
 
 
-def test_workers_share_the_cores_of_a_training_that_mostly_loads():
+def test_worker_saving_counts_shared_cores():
     r = rank(data=34, forward=6, loader=loader(), fetch=fetch(34 / 16, 34 / 16), cpus=2, threads=2)
     assert saving(diagnose(recording(r)), "2 loader workers instead of 0") == pytest.approx(
         34 - 4 * 6 - 10 / 2, abs=0.5
     )
 
 
-def test_the_job_is_as_long_as_the_command_or_the_script_says():
+def test_job_epochs_come_from_command_or_script():
     r = rank(
         data=5,
         forward=15,
@@ -531,12 +534,12 @@ def test_the_job_is_as_long_as_the_command_or_the_script_says():
     ("share", "title", "saved"),
     [(0.01, "evaluation every second epoch", 5), (0.1, "evaluation 1/10", 9)],
 )
-def test_rare_events_are_halved_not_cut_to_a_tenth(share, title, saved):
+def test_rare_evaluation_is_halved_and_frequent_one_cut_to_tenth(share, title, saved):
     r = rank(evaluation=10, forward=10, loader=loader(), occasions={"evaluation": share})
     assert saving(diagnose(recording(r)), title) == pytest.approx(saved)
 
 
-def test_busy_machine_extends_interval_downwards():
+def test_busy_machine_lowers_step_interval():
     alone = recording(rank(forward=10, delayed_share=0.25))
     assert diagnose(alone).step_ms_low == pytest.approx(9.8)
     beside = diagnose(replace(alone, busy="other programs keep all 2 cores busy."))
@@ -547,7 +550,7 @@ def test_busy_machine_extends_interval_downwards():
     ("workers", "noise", "slowed"), [(2, 0.2, 6.0), (2, 20.0, 0.0), (0, 0.2, 0.0)]
 )
 def test_contention_with_loader_workers_is_separated(workers, noise, slowed):
-    """With a cached batch no worker does anything, and forward and backward take 14 ms in place of 20."""
+    """With a cached batch the workers idle, and forward and backward take 14 ms instead of 20 ms."""
     blocks = [
         made
         for wobble in (-noise, 0, noise)
@@ -571,7 +574,7 @@ def test_contention_with_loader_workers_is_separated(workers, noise, slowed):
         assert saving(d, "offline") == pytest.approx(1 + slowed)
 
 
-def test_ddps_counters_are_of_backward_passes_that_exchange():
+def test_ddp_counters_cover_only_synchronized_backward_passes():
     ddp = {"avg_backward_comm_time": 20e6, "avg_backward_compute_comm_overlap_time": 10e6}
     ranks = [
         rank(i, 2, forward=10, backward=90, ddp=ddp, micro_steps=4.0, skips_sync=True)
@@ -582,7 +585,7 @@ def test_ddps_counters_are_of_backward_passes_that_exchange():
     assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(40)
 
 
-def test_a_straggler_is_named():
+def test_straggler_is_named_with_its_slow_part():
     fast, slow = {"forward": 10, "backward": 60}, {"forward": 50, "backward": 20}
     ranks = two_ranks(
         fast, slow, [fast, slow], {"forward": 10, "backward": 18}, {"forward": 50, "backward": 18}
@@ -596,7 +599,7 @@ def test_a_straggler_is_named():
     assert "40 of them in forward" in advice.how
 
 
-def test_without_interventions_ddps_own_counters_are_taken():
+def test_ddp_counters_are_used_without_interventions():
     ddp = {"avg_backward_comm_time": 70e6, "avg_backward_compute_comm_overlap_time": 10e6}
     d = diagnose(recording(*(rank(i, 2, forward=10, backward=90, ddp=ddp) for i in range(2))))
     assert d.verdict == "communication"
@@ -605,7 +608,7 @@ def test_without_interventions_ddps_own_counters_are_taken():
 
 
 def test_data_wait_counts_beyond_device_work():
-    # ResNet-50 on an H100 with two slow loader workers, as it was recorded; a step without data took 73 of 187 ms
+    # Recorded: ResNet-50 on an H100 with two slow loader workers. A step without data took 73 of 187 ms.
     d = diagnose(
         recording(
             rank(data=161, forward=9, backward=12, optimizer=2, logging=3, device_busy_ms=70.0)
@@ -616,8 +619,8 @@ def test_data_wait_counts_beyond_device_work():
     assert by_cause(d)["compute"] == pytest.approx(70)
 
 
-def test_waiting_for_a_busy_device_is_computing():
-    # the same with loss.item() in every step: the wait is for the device, which idles only while the next step is launched
+def test_waiting_for_busy_device_counts_as_compute():
+    # The same with loss.item() in every step. The device idles only while the next step is launched.
     d = diagnose(
         recording(
             rank(
@@ -665,7 +668,7 @@ def test_idle_device_means_launch_bound():
     0.0,
     1.0,
 )
-def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms, copied):
+def test_shares_sum_to_step_time(ms, forward, busy_ms, update_ms, copied):
     ms["forward"] += forward
     device = {"device_busy_ms": busy_ms, "device_copies_ms": copied * (busy_ms or 0.0)}
     d = diagnose(recording(rank(**ms, **device, optimizer_variants_ms={"as it is": update_ms})))
@@ -678,13 +681,13 @@ def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms, copied):
 @pytest.mark.parametrize(
     "cause", ["logging", "checkpoint", "evaluation", "optimizer", "host_to_device"]
 )
-def test_parts_of_their_own_are_verdicts(cause):
+def test_each_recorded_part_can_be_the_verdict(cause):
     d = diagnose(recording(rank(**{cause: 20}, forward=5, backward=5)))
     assert d.verdict == cause
     assert d.shares[0].ms == pytest.approx(20)
 
 
-def test_the_loaders_start_is_data_with_advice_of_its_own():
+def test_loader_start_counts_as_data_with_own_advice():
     d = diagnose(
         recording(
             rank(loader_start=20, forward=5, loader=loader(workers=2), fetch=fetch(in_workers=True))
@@ -694,10 +697,10 @@ def test_the_loaders_start_is_data_with_advice_of_its_own():
     assert saving(d, "keep the loader's workers") == pytest.approx(20)
 
 
-def test_the_better_optimizer_is_the_measured_one():
+def test_optimizer_advice_names_measured_faster_variant():
     variants = {"as it is": 8.0, "fused": 2.0, "foreach": 7.9}
     d = diagnose(recording(rank(forward=1, backward=1, optimizer_variants_ms=variants)))
-    assert not [a for a in d.advice if a.cause == "optimizer"]  # nothing is spent there
+    assert not [a for a in d.advice if a.cause == "optimizer"]  # This part takes no time.
     r = rank(forward=1, backward=1, optimizer=8, optimizer_variants_ms=variants)
     d = diagnose(recording(replace(r, optimizer="AdamW")))
     assert d.verdict == "optimizer"
@@ -758,10 +761,10 @@ def test_no_batch_advice_without_batches():
         ([20, 21, 20], [12, 12, 13], True),  # data cost 8 ms, beyond the noise
         ([20, 90, 21], [12, 14, 80], False),  # a machine that others keep busy
         ([20, 20, 20], [20, 19.9, 20.1], True),  # data cost nothing, which a narrow interval shows
-        ([20], [12], False),  # once is no proof
+        ([20], [12], False),  # One repeat proves nothing.
     ],
 )
-def test_an_intervention_proves_what_its_interval_and_its_repeats_allow(plain, without, proved):
+def test_intervention_proves_share_only_beyond_its_interval(plain, without, proved):
     pairs = [
         b
         for p, w in zip(plain, without, strict=True)
@@ -773,7 +776,7 @@ def test_an_intervention_proves_what_its_interval_and_its_repeats_allow(plain, w
     assert d.proofs[0].settles is proved
 
 
-def test_the_operators_that_computing_goes_into_are_named_with_their_lines():
+def test_slow_operators_are_named_with_source_lines():
     slow = (
         ("aten.nonzero", "/a/layers.py:101 forward", 0.46),
         ("aten.mm", "", 0.34),
@@ -785,7 +788,7 @@ def test_the_operators_that_computing_goes_into_are_named_with_their_lines():
 
 
 def test_workers_do_not_shorten_unexplained_waits():
-    """Of 10 ms of waiting, samples take 2."""
+    """Samples account for 2 of the 10 ms of waiting."""
     r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)
     assert saving(diagnose(recording(r)), "1 loader worker instead of 0") <= 2
 
@@ -824,7 +827,7 @@ def test_page_faults_get_advice():
 
 
 def test_short_epochs_include_worker_start():
-    """As of graphs of which an epoch takes 11 steps of 12 ms: there a worker made it longer."""
+    """Based on a graph data set with epochs of 11 steps of 12 ms, where a worker made training slower."""
     r = rank(
         forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2
     )
@@ -842,7 +845,7 @@ def test_more_workers_than_cores_may_wait_for_a_core():
 
 
 def test_graph_breaks_come_before_torch_compile():
-    """As of a CRF that takes an index out of each of its maxima: compiled, it was slower."""
+    """Based on a CRF that reads an index from each maximum; torch.compile made it slower."""
     loops = rank(forward=10, operators=1300, large_operators_ms=1.0, samples=0.0)
     reads = replace(loops, values_read=34)
     for r, title in (
@@ -855,14 +858,14 @@ def test_graph_breaks_come_before_torch_compile():
 
 
 def test_epoch_longer_than_job_has_no_duration():
-    """As of a sampler of 1e10 samples in a training of 600 steps."""
+    """Based on a sampler of 1e10 samples in a training of 600 steps."""
     d = diagnose(recording(rank(forward=10, loader=loader(batches=156_250_000))))
     assert d.seconds_an_epoch(1) == pytest.approx(156_250)
     assert replace(d, job_steps=600.0).seconds_an_epoch(1) is None
     assert replace(d, job_steps=600.0).seconds_a_job(1) == pytest.approx(0.6)
 
 
-def test_two_lines_of_the_scripts_own_code_are_named():
+def test_at_most_two_slow_script_lines_get_advice():
     seen = tuple(
         Line(part="other", line=f"/a/ppo.py:{at} act", called="", share=share)
         for at, share in ((1, 0.1), (2, 0.25), (3, 0.3), (4, 0.22))
@@ -872,13 +875,13 @@ def test_two_lines_of_the_scripts_own_code_are_named():
 
 
 def cached(plain, without, **more):
-    """A rank whose steps with a cached batch take less."""
+    """Return the diagnosis of a rank whose steps are shorter with a cached batch."""
     blocks = [block("plain", **plain), block("cached_batch", **without)] * 3
     return diagnose(recording(rank(**plain, blocks=blocks, **more)))
 
 
-def test_expensive_workers_get_advice_for_none():
-    """As of batches of four pictures: 2.6 ms with two workers, 1.4 with none."""
+def test_workers_slower_than_none_get_zero_workers_advice():
+    """Based on batches of four images: 2.6 ms with two workers, 1.4 ms without."""
     cheap = fetch(0.1, 0.1, in_workers=True)
     few = {"samples": 4.0, "loader": loader(workers=2, batch_size=4), "fetch": cheap, "cpus": 2}
     d = cached({"data": 1.0, "forward": 1.5}, {"forward": 1.0}, **few)
@@ -895,8 +898,8 @@ def test_expensive_workers_get_advice_for_none():
     assert not any("no loader workers" in a.title for a in (*untried.advice, *untried.not_worth))
 
 
-def test_rows_in_memory_are_taken_by_one_index_and_not_prepared():
-    """As of ratings in three tensors, where shards are slower."""
+def test_in_memory_rows_get_batch_indexing_advice():
+    """Based on ratings in three tensors, where shards are slower."""
     rows = {
         "samples": 1024.0,
         "loader": loader(batch_size=1024, one_by_one=True),
@@ -912,7 +915,7 @@ def test_rows_in_memory_are_taken_by_one_index_and_not_prepared():
     )
 
 
-def test_no_worker_helps_where_threads_wait_for_cores():
+def test_thread_contention_gets_no_worker_advice():
     blocks = [block("plain", data=16, forward=30), block("fewer_threads", data=16, forward=10)] * 3
     r = rank(
         data=16,

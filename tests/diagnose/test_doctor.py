@@ -1,4 +1,4 @@
-"""`trainpace doctor`: the real command, on this machine and on broken ones."""
+"""`trainpace doctor` as a real command, on this machine and on broken ones."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def trainpace(*arguments, cwd):
 
 
 @pytest.mark.slow
-def test_this_machine(tmp_path):
+def test_doctor_finds_this_machine_in_order(tmp_path):
     run = trainpace("doctor", "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "is in order, and measuring works on it." in run.stdout
@@ -43,7 +43,7 @@ def test_missing_device_is_an_error(tmp_path):
     )
 
 
-def test_a_driver_that_does_not_answer():
+def test_unresponsive_driver_gives_a_problem():
     class Broken:
         class NVMLError(Exception):
             pass
@@ -63,8 +63,8 @@ def test_a_driver_that_does_not_answer():
     assert problem is not None
 
 
-def test_failing_part_does_not_stop_others(monkeypatch, capsys, tmp_path):
-    """One part raises, one hangs, one crashes; the others are examined all the same."""
+def test_failing_check_does_not_stop_others(monkeypatch, capsys, tmp_path):
+    """One check raises, one hangs, one crashes; the other checks still run."""
     faults = {
         "products": "raise RuntimeError('no kernel image')",
         "loader": "import os; os.kill(os.getpid(), 11)",
@@ -109,7 +109,7 @@ def test_failing_part_does_not_stop_others(monkeypatch, capsys, tmp_path):
     assert examination_json(found)["well"] is False
 
 
-def test_products_that_raise_or_are_wrong_are_named(monkeypatch):
+def test_raising_or_wrong_matmul_precisions_are_named(monkeypatch):
     def faulty(a, b):
         if a.dtype == torch.bfloat16:
             raise RuntimeError("no kernel image is available")
@@ -125,19 +125,19 @@ def test_products_that_raise_or_are_wrong_are_named(monkeypatch):
     }
 
 
-def test_only_a_cpu_is_held_against_the_profile_of_the_cpu(monkeypatch):
-    """A GPU that the catalogue does not know has no forecast beside it."""
+def test_cpu_profile_is_used_only_for_cpu_device(monkeypatch):
+    """A GPU that is not in the catalog has no forecast."""
 
     def profile(progress):
         raise AssertionError("the CPU's profile was asked for")
 
-    monkeypatch.setattr(verbs.machine, "profile_here", profile)
+    monkeypatch.setattr(verbs.places, "profile_here", profile)
     assert verbs.machine._expected(None, "cuda", None, None) is None
     with pytest.raises(AssertionError, match="was asked for"):
         verbs.machine._expected(None, "cpu", None, None)
 
 
-def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it():
+def test_known_gpu_has_forecast_and_published_measurements():
     known = Measurement(
         model="resnet18",
         device="T4",
@@ -170,7 +170,7 @@ def test_crashing_torch_is_a_failed_check(monkeypatch, capsys):
     assert not found.is_well
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_failed_part(monkeypatch):
+def test_read_only_folder_fails_only_storage_check(monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied", ".")
 

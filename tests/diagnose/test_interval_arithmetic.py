@@ -1,4 +1,4 @@
-"""The arithmetic of intervals against what counting whole numbers gives."""
+"""Interval arithmetic compared with counting whole numbers."""
 
 import numpy as np
 from hypothesis import given
@@ -24,7 +24,7 @@ def covered(stretches, low=0, high=80):
 
 
 @given(STRETCHES)
-def test_a_union_covers_what_its_stretches_cover_and_is_apart(stretches):
+def test_union_merges_overlapping_intervals(stretches):
     found = union(*arrays(stretches))
     assert found.total_us() == len(covered(stretches))
     assert (found.start_us[1:] > found.end_us[:-1]).all()
@@ -32,7 +32,7 @@ def test_a_union_covers_what_its_stretches_cover_and_is_apart(stretches):
 
 
 @given(STRETCHES, STRETCHES, st.integers(0, 40), st.integers(41, 80))
-def test_a_sweep_tells_which_sets_cover_each_moment(one, other, low, high):
+def test_sweep_masks_sets_that_cover_each_interval(one, other, low, high):
     marks = np.array([low + 3.0, 200.0])
     cut = sweep(low, high, [union(*arrays(one)), union(*arrays(other))], marks)
     assert cut.width_us.sum() == high - low
@@ -45,14 +45,14 @@ def test_a_sweep_tells_which_sets_cover_each_moment(one, other, low, high):
 
 
 @given(STRETCHES, st.integers(0, 10))
-def test_closing_gaps_covers_no_less_and_leaves_only_longer_gaps(stretches, gap):
+def test_closing_gaps_keeps_only_longer_gaps(stretches, gap):
     before = union(*arrays(stretches))
     after = closed(before, gap)
     assert after.total_us() >= before.total_us()
     assert (after.start_us[1:] - after.end_us[:-1] > gap).all()
 
 
-def test_an_operators_own_time_is_without_those_that_it_calls():
+def test_own_time_excludes_called_operators():
     spans = Spans(
         np.array([0.0, 1.0, 2.0, 6.0, 12.0]), np.array([10.0, 5.0, 4.0, 9.0, 13.0]), np.arange(5)
     )
@@ -60,7 +60,7 @@ def test_an_operators_own_time_is_without_those_that_it_calls():
 
 
 @given(st.recursive(st.just(()), lambda inner: st.lists(inner, max_size=3), max_leaves=12))
-def test_own_times_add_up_to_the_whole(tree):
+def test_own_times_sum_to_outer_span(tree):
     starts, ends = [], []
 
     def lay(node, at):

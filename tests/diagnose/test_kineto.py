@@ -1,4 +1,4 @@
-"""torch.profiler's traces: real ones, cut and written here, and files that are none."""
+"""Traces of torch.profiler: real ones, shortened and handmade ones, and files that are not traces."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ PUBLIC = Path(__file__).parent / "public"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"
 
 
-def test_a_public_step_of_a_small_model_is_bound_by_launching():
+def test_public_v100_trace_is_launch_bound():
     found = read_profiled(EXAMPLES / "kineto_v100.json")
     [rank] = found.ranks
     assert found.verdict == "launch"
@@ -41,7 +41,7 @@ def test_a_public_step_of_a_small_model_is_bound_by_launching():
     assert found.kernels[0].name == "volta_sgemm_128x32_nt"
 
 
-def test_a_public_cut_with_one_kernel_and_its_rank_at_the_end():
+def test_trace_with_one_kernel_and_trailing_rank_is_read():
     trace = read_kineto(PUBLIC / "hta_one_kernel.json")
     assert (trace.rank, len(trace.kernels), len(trace.operators)) == (0, 1, 3)
     assert trace.kernels.start_us[0] - trace.kernels_launched_us[0] == 64_135
@@ -69,7 +69,7 @@ with profile(
 """In a process of its own: torch's profiler, stopped while it warms up again, has crashed."""
 
 
-def test_a_trace_of_this_torch_is_read(tmp_path):
+def test_trace_of_installed_torch_is_read(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "trace.json.gz"
     subprocess.run(
@@ -89,7 +89,7 @@ def test_a_trace_of_this_torch_is_read(tmp_path):
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 1}])
 @pytest.mark.parametrize("length", [1.5, math.nan])
-def test_any_layout_and_not_a_number_are_read(layout, length, tmp_path):
+def test_trace_with_any_layout_and_nan_is_read(layout, length, tmp_path):
     trace = made.trace_of(made.events_of(made.LAUNCHING, 3), rank=3, world_size=8)
     for name, dur in (('größer }, {"ph"', 1.5), ("skipped if it is NaN", length)):
         trace["traceEvents"].append(
@@ -109,7 +109,7 @@ def test_names_with_broken_utf_8_are_read(tmp_path):
     assert len(read_kineto(tmp_path / "t.json").kernels) == 6
 
 
-def test_an_array_of_events_alone_is_a_trace(tmp_path):
+def test_bare_array_of_events_is_read_as_trace(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(made.events_of(made.COMPUTING, 2)))
     assert len(read_kineto(tmp_path / "t.json").kernels) == 6
 
@@ -172,7 +172,7 @@ def test_files_that_are_not_traces_are_unreadable_input(content, tmp_path):
         read_kineto(tmp_path / "t.json")
 
 
-def test_a_bomb_ends_at_the_limit(tmp_path):
+def test_gzip_bomb_is_stopped_at_size_limit(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(b" " * 20_000_000))
     with pytest.raises(UnreadableInput, match="more than 1 MiB"):
         list(pieces(tmp_path / "t.json.gz", 1 << 20))
@@ -236,7 +236,7 @@ def test_kinds_of_copies_follow_direction():
     ]
 
 
-def test_short_names_stay_distinguishable():
+def test_short_kernel_names_are_distinguishable():
     assert short(made.ADD) == "vectorized_elementwise_kernel add"
     assert (
         short("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128>(P)")

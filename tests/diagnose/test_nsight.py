@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems: made here after the documented schema, since no real one was at hand."""
+"""Nsight Systems exports, generated from the documented schema because no real export was available."""
 
 import sqlite3
 
@@ -22,7 +22,7 @@ def shares(training):
     return {s.cause: round(s.ms, 2) for s in training.shares if s.ms > 0.005}
 
 
-def test_steps_by_nvtx_and_the_same_shares_as_of_torch(tmp_path):
+def test_nvtx_ranges_mark_steps_with_same_shares_as_kineto(tmp_path):
     found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.EXCHANGING]))
     assert shares(found) == {"compute": 5.0, "communication": 5.0}
     [rank] = found.ranks
@@ -35,18 +35,18 @@ def test_steps_by_nvtx_and_the_same_shares_as_of_torch(tmp_path):
     assert found.kernels[0].name == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def test_waiting_for_the_device_is_told_by_the_runtimes_calls(tmp_path):
+def test_runtime_calls_reveal_waiting_for_device(tmp_path):
     found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.SYNCHRONISING]))
     assert found.verdict == "logging"
     assert shares(found) == {"logging": 6.21, "compute": 3.79}
 
 
-def test_an_idle_device_without_a_reason_is_said_to_have_none(tmp_path):
+def test_unexplained_idle_time_is_reported_as_such(tmp_path):
     found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.WAITING_FOR_DATA]))
     assert found.shares[0].in_words == "the device idle, for reasons not recorded"
 
 
-def test_each_process_is_a_rank(tmp_path):
+def test_each_process_becomes_a_rank(tmp_path):
     found = read_profiled(
         made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING, made.EXCHANGING])
     )
@@ -54,7 +54,7 @@ def test_each_process_is_a_rank(tmp_path):
     assert [rank.communication_ms for rank in found.ranks] == pytest.approx([0.0, 6.0])
 
 
-def test_two_reports_are_two_nodes(tmp_path):
+def test_two_reports_become_two_nodes(tmp_path):
     for node in "ab":
         made.write_nsight(tmp_path / f"{node}.sqlite", [made.COMPUTING, made.COMPUTING])
     assert [rank.rank for rank in read_profiled(tmp_path).ranks] == [0, 1, 2, 3]
@@ -86,7 +86,7 @@ def test_unmarked_trace_is_one_step(tmp_path):
     assert any("does not mark steps" in line for line in found.warnings)
 
 
-def test_times_that_cannot_be_right_are_left_out(tmp_path):
+def test_impossible_kernel_times_are_skipped_and_counted(tmp_path):
     file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], steps=3)
     changed(
         file,
@@ -110,7 +110,7 @@ def test_times_that_cannot_be_right_are_left_out(tmp_path):
         ),
     ],
 )
-def test_a_database_without_kernels_is_refused(statements, tmp_path):
+def test_database_without_kernels_is_rejected(statements, tmp_path):
     file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), *statements)
     with pytest.raises(UnreadableInput, match="no GPU kernels"):
         read_nsight(file)

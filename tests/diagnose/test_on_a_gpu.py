@@ -1,4 +1,4 @@
-"""Trainings with planted causes as they were recorded on an H200 (benchmarks/results/diagnose_gpu.md), and devices made by hand."""
+"""Trainings with planted causes recorded on an H200 (benchmarks/results/diagnose_gpu.md), and handmade device records."""
 
 import json
 from pathlib import Path
@@ -31,14 +31,14 @@ def share(d, cause):
 
 
 @pytest.mark.parametrize("case", RECORDED)
-def test_the_verdict_is_what_was_planted(case):
+def test_verdict_matches_planted_cause_on_h200(case):
     d = of_case(case)
     assert d.verdict in {WORDS.get(cause, cause) for cause in RECORDED[case][0]}
     assert sum(s.ms for s in d.shares) == pytest.approx(d.step_ms)
 
 
-def test_copies_that_the_device_waits_for_are_no_computing():
-    """Batches in float64 from pageable memory: 44 of 60 ms by the device's own clock, and by leaving them on the device."""
+def test_blocking_host_copies_do_not_count_as_compute():
+    """Float64 batches from pageable memory: copies take 44 of 60 ms, both by device clock and by intervention."""
     d = of_case("gpu_pageable")
     assert share(d, "host_to_device").ms == pytest.approx(43.1, abs=0.1)
     assert share(d, "compute").ms == pytest.approx(
@@ -62,16 +62,16 @@ def test_saving_matches_prediction(case, title, saved_share):
     assert changes(d)[title].saves_ms / d.step_ms == pytest.approx(saved_share, rel=0.2)
 
 
-def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
-    """BERT under Trainer, of which the device computes 71 % of the time: torch.compile saved nothing."""
+def test_host_bound_step_gets_no_torch_compile_advice():
+    """BERT under Trainer, where the device is busy 71 % of the time. torch.compile saved nothing."""
     d = of_case("gpu_trainer")
     assert "torch.compile" not in changes(d)
     assert "The device is busy in 71% of the step" in d.why[1]
     assert d.why[1].endswith("do not shorten the step.")
 
 
-def test_devices_of_several_ranks_set_the_pace():
-    """Kernels that exchange are in no busy time, so that a rank which waits for another looks idle."""
+def test_device_bound_ranks_get_kernel_advice():
+    """Communication kernels are not in the busy time, so a rank that waits for another looks idle."""
     seen = {
         "forward": 50,
         "backward": 50,
@@ -86,7 +86,7 @@ def test_devices_of_several_ranks_set_the_pace():
     assert {"autocast to bf16", "torch.compile"} <= changes(d).keys()
 
 
-def test_kinds_of_kernels_are_named():
+def test_kernel_time_is_reported_by_kind():
     d = diagnose(
         recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES))
     )
@@ -115,21 +115,21 @@ def on_device(kernels=COMPUTES, **more):
     )
 
 
-def test_products_gain_what_a_large_product_gains():
+def test_precision_advice_uses_measured_matmul_speedup():
     found = changes(on_device())
     assert found["autocast to bf16"].saves_ms == pytest.approx(60 * (1 - 50 / 800))
     assert found["TF32 in products of fp32 numbers"].saves_ms == pytest.approx(60 * (1 - 50 / 400))
     assert found["autocast to bf16"].at_most
 
 
-def test_convolutions_that_are_faster_than_products_of_fp32_numbers_gain_less():
-    """cuDNN takes TF32 without being asked: 18 TFLOP in 60 ms are 300 TFLOP/s."""
+def test_tf32_convolutions_gain_less_from_bf16():
+    """cuDNN uses TF32 by default: 18 TFLOP in 60 ms are 300 TFLOP/s."""
     assert changes(on_device(flops=18e12))["autocast to bf16"].saves_ms == pytest.approx(
         60 * (1 - 300 / 800)
     )
 
 
-def test_a_format_that_is_slower_here_saves_nothing():
+def test_slower_precision_saves_nothing():
     assert changes(on_device(other_gflops={"amp_bf16": 20_000.0}))["autocast to bf16"].saves_ms == 0
 
 

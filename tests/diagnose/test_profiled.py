@@ -1,4 +1,4 @@
-"""What several ranks say together, which files are traces, and the most that changes could save."""
+"""Traces of several ranks, which files are traces, and bounds on possible savings."""
 
 import math
 
@@ -19,7 +19,7 @@ def folder_of(tmp_path, works, name="rank{}.pt.trace.json.gz", world=None):
 
 
 def late(ms):
-    """A rank that computes for so much longer, and keeps the other waiting in its exchange."""
+    """A rank that computes longer by the given time and keeps the other waiting in its all-reduce."""
     own, waiting = 4000.0 + ms, 4000.0 - ms
     kernels = (
         (GEMM, 10.0, 100.0, 100.0 + own),
@@ -29,11 +29,11 @@ def late(ms):
     return Work(10_000.0, kernels, operators=(("aten::mm", 5.0, 60.0),))
 
 
-def test_the_ranks_wait_for_the_slowest_which_is_named(tmp_path):
+def test_profiled_straggler_rank_is_named(tmp_path):
     found = read_profiled(folder_of(tmp_path, [late(0), late(0), late(4000), late(0)]))
     assert found.straggler == 2
     shares = {s.cause: s.ms for s in found.shares}
-    assert shares["straggler"] == pytest.approx(3.0)  # four milliseconds, of three ranks in four
+    assert shares["straggler"] == pytest.approx(3.0)  # 4 ms of waiting in three of four ranks
     assert shares["communication"] == pytest.approx(1.0)
     assert math.fsum(shares.values()) == pytest.approx(found.step_ms) == pytest.approx(10.0)
     assert {b.cause: b.at_most_ms for b in found.bounds}["straggler"] == pytest.approx(3.0)
@@ -55,7 +55,7 @@ def test_small_difference_is_not_a_straggler(tmp_path):
         made.COPYING,
     ],
 )
-def test_bounds_are_above_what_is_seen_and_below_the_step(work, tmp_path):
+def test_saving_bounds_lie_between_share_and_step(work, tmp_path):
     found = read_profiled(made.write(tmp_path / "t.json", made.trace_of(made.events_of(work))))
     shares = {s.cause: s.ms for s in found.shares}
     busy = found.ranks[0].busy_ms
@@ -69,7 +69,7 @@ def test_bounds_are_above_what_is_seen_and_below_the_step(work, tmp_path):
     assert '"verdict"' in to_json(found)
 
 
-def test_the_longest_of_several_traces_of_a_rank_counts(tmp_path):
+def test_longest_trace_of_each_rank_is_used(tmp_path):
     for name, steps in (("a", 3), ("b", 6)):
         made.write(
             tmp_path / f"{name}.json",
@@ -89,7 +89,7 @@ def test_damaged_file_in_folder_is_a_warning(tmp_path):
     assert any("1 file could not be read" in line for line in found.warnings)
 
 
-def test_the_rank_is_taken_from_the_files_name_where_the_trace_lacks_it(tmp_path):
+def test_missing_rank_is_read_from_file_name(tmp_path):
     for rank in (7, 3):
         made.write(
             tmp_path / f"rank-{rank}.Jul_15.pt.trace.json",
@@ -98,7 +98,7 @@ def test_the_rank_is_taken_from_the_files_name_where_the_trace_lacks_it(tmp_path
     assert [rank.rank for rank in read_profiled(tmp_path).ranks] == [3, 7]
 
 
-def test_which_files_are_traces(tmp_path):
+def test_is_trace_recognizes_supported_files(tmp_path):
     trace = made.trace_of(made.events_of(made.COMPUTING))
     made.write(tmp_path / "t.json", trace)
     made.write(tmp_path / "t.json.gz", trace)
@@ -123,20 +123,20 @@ def test_unexported_report_names_export_command(tmp_path):
         read_profiled(tmp_path / "report.nsys-rep")
 
 
-def test_trace_of_one_moment_is_unreadable(tmp_path):
+def test_trace_of_zero_duration_is_unreadable(tmp_path):
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 0}
     file = made.write(tmp_path / "t.json", {"traceEvents": [event, event]})
     with pytest.raises(UnreadableInput, match="same moment"):
         read_profiled(file)
 
 
-def test_events_alone_are_a_trace_and_other_lists_are_none(tmp_path):
+def test_only_lists_of_events_are_traces(tmp_path):
     made.write(tmp_path / "t.json", made.events_of(made.COMPUTING, 2))
     made.write(tmp_path / "numbers.json", [1, 2, 3])
     assert [is_trace(tmp_path / name) for name in ("t.json", "numbers.json")] == [True, False]
 
 
-def test_a_folder_without_traces_is_refused(tmp_path):
+def test_folder_without_traces_is_rejected(tmp_path):
     with pytest.raises(UnreadableInput):
         read_profiled(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What ranks do to each other, in sentences, and its place in a diagnosis without interventions."""
+"""Sentences about the ranks of a training, and their place in a diagnosis without interventions."""
 
 import math
 
@@ -87,12 +87,12 @@ def of_two(found, **more):
         (straggler("host"), "own code"),
     ],
 )
-def test_a_straggler_in_words(found, said):
+def test_straggler_sentence_names_its_cause(found, said):
     (line,) = faults_in_words(of_two(together((found,))))
     assert said in line
 
 
-def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cached_batch():
+def test_interventions_prove_straggler_compute_and_slow_data():
     def blocks(own, plain=50.0, cached=30.0):
         return [
             block(trial, other=ms + i)
@@ -148,7 +148,7 @@ def test_recording_separates_waiting_from_communication():
     assert "of them in forward" in advice.how
 
 
-def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
+def test_details_show_table_of_ranks_clocks_and_links(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     show(recording_sections(of_two(together((straggler("compute"),))), "folder"))
     said = capsys.readouterr().out
@@ -160,7 +160,7 @@ def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
     assert "Link from node1 to node2: 1.5 MB per step, at 700 Mbit/s while it sends." in said
 
 
-def test_the_bars_of_ranks_are_their_steps():
+def test_ranks_chart_bars_are_step_times():
     found = together([straggler("compute")])
     d = diagnose(of_two(found))
     made = ranks_chart(d.together)

@@ -1,4 +1,4 @@
-"""Steps of traces, and the parts that they consist of."""
+"""Steps of a trace and the parts that they consist of."""
 
 import math
 
@@ -48,7 +48,7 @@ def means(trace):
 
 @settings(max_examples=60, deadline=None)
 @given(WORKS, st.integers(1, 4))
-def test_the_parts_of_a_step_add_up_to_it(tmp_path_factory, work, steps):
+def test_parts_of_a_step_sum_to_step_time(tmp_path_factory, work, steps):
     trace = read(tmp_path_factory.mktemp("made"), work, steps=steps)
     windows = windows_of(trace)
     parts = split(trace, windows)
@@ -84,7 +84,7 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path_factory, work, steps):
         (made.COPYING, {"matrix": 4.0, "host_to_device": 6.0}),
     ],
 )
-def test_each_planted_cause_is_found(work, wanted, tmp_path):
+def test_step_shares_find_each_planted_cause(work, wanted, tmp_path):
     trace = read(tmp_path, work)
     found, parts = means(trace)
     assert found == pytest.approx(wanted, abs=0.011)
@@ -92,19 +92,19 @@ def test_each_planted_cause_is_found(work, wanted, tmp_path):
     assert parts.step_ms == pytest.approx([10.0] * 7)
 
 
-def test_exchange_behind_computing_is_hidden(tmp_path):
+def test_communication_overlapped_by_compute_is_hidden(tmp_path):
     _, parts = means(read(tmp_path, made.EXCHANGING))
     assert parts.communication_ms == pytest.approx([6.0] * 7)
 
 
-def test_steps_by_the_optimizer_where_the_profiler_marks_none(tmp_path):
+def test_optimizer_updates_mark_steps_without_profiler_marks(tmp_path):
     work = made.COMPUTING._replace(ranges=(("Optimizer.step#AdamW.step", 9000.0, 9500.0),))
     windows = windows_of(read(tmp_path, work, step_name=""))
     assert windows.told_by == "updates by the optimizer"
     assert windows.end_us - windows.start_us == pytest.approx([10_000.0] * len(windows.start_us))
 
 
-def test_steps_by_ranges_that_recur(tmp_path):
+def test_recurring_ranges_mark_steps(tmp_path):
     work = made.COMPUTING._replace(ranges=(("forward", 0.0, 5000.0), ("backward", 5000.0, 9990.0)))
     assert (
         windows_of(read(tmp_path, work, step_name="train iteration {}")).told_by
@@ -112,13 +112,13 @@ def test_steps_by_ranges_that_recur(tmp_path):
     )
 
 
-def test_a_trace_without_marks_is_one_window(tmp_path):
+def test_trace_without_marks_is_one_window(tmp_path):
     windows = windows_of(read(tmp_path, made.COMPUTING, step_name=""))
     assert (windows.told_by, len(windows.start_us)) == ("", 1)
     assert windows.end_us[0] - windows.start_us[0] == pytest.approx(80_000.0)
 
 
-def test_steps_that_the_profiler_skipped_are_no_part_of_a_step(tmp_path):
+def test_gap_of_skipped_steps_belongs_to_no_step(tmp_path):
     events = made.events_of(made.COMPUTING, 3) + made.events_of(
         made.COMPUTING, 3, made.CLOCK_US + 500_000
     )

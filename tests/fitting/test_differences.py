@@ -8,7 +8,7 @@ from trainpace.plan.settings import RESOLUTION, resolution
 
 
 @pytest.mark.slow
-def test_the_resolutions_are_those_of_the_packaged_measurements():
+def test_resolutions_match_packaged_measurements():
     measured = resolutions()
     for name in (
         "precision",
@@ -22,16 +22,16 @@ def test_the_resolutions_are_those_of_the_packaged_measurements():
         assert pairs >= 10, name
         assert RESOLUTION[name] == pytest.approx(found, abs=0.01), name
     assert measured["GPUs"][0] <= RESOLUTION["GPUs"] == NOISE
-    assert measured["sharding"][0] < RESOLUTION["sharding"]  # pairs of other numbers of GPUs
+    assert measured["sharding"][0] < RESOLUTION["sharding"]  # the pairs use other numbers of GPUs
 
 
 @pytest.mark.slow
-def test_pairs_that_differ_in_several_knobs_err_as_the_worst_of_them():
+def test_error_of_multi_setting_pairs_equals_largest_single_error():
     ratios = sorted(error / largest for _, error, largest, _ in several())
     assert len(ratios) >= 5
     assert 0.5 < ratios[len(ratios) // 2] < 1.2
 
 
-def test_several_knobs_are_told_apart_by_the_largest():
+def test_resolution_of_several_settings_is_the_largest():
     assert resolution(()) == 0
     assert resolution(("micro-batch", "compile")) == RESOLUTION["compile"]

@@ -1,4 +1,4 @@
-"""Sizes from the texts of public tables, against the numbers of parameters that the same tables name."""
+"""Model sizes parsed from public tables match the parameter counts of these tables."""
 
 import json
 
@@ -53,13 +53,13 @@ BIGSCIENCE = "NHIDDEN=14400, 20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=9
         ),
     ],
 )
-def test_sizes_as_tables_write_them(model, text, pp, expected):
+def test_gpt_size_is_read_from_table_text(model, text, pp, expected):
     found = gpt_size(model, text, pp)
     assert found is not None
     assert found[0] == GptSize(*expected)
 
 
-def test_what_is_filled_in_is_said():
+def test_assumed_gpt_sizes_are_reported():
     _, assumed = gpt_size("GPT 181B", "NHIDDEN=14336 vocab=250k", 12)
     assert "72 layers" in assumed
     assert "64 heads" in assumed
@@ -79,11 +79,11 @@ def test_what_is_filled_in_is_said():
         ),
     ],
 )
-def test_too_little_is_none(model, text):
+def test_incomplete_model_description_gives_none(model, text):
     assert named_model(model, text, 2048) is None
 
 
-def test_heads_that_do_not_divide():
+def test_indivisible_heads_are_rejected():
     with pytest.raises(TrainpaceError, match="7 heads do not divide"):
         gpt_size("GPT 1B", "layers=2 hidden=64 heads=7")
 
@@ -117,15 +117,13 @@ def test_heads_that_do_not_divide():
         ),  # Smith et al. 2022, section 2.4
     ],
 )
-def test_the_formula_agrees_with_tables_that_give_both_time_and_rate(
-    size, batch, tflops, gpus, length, step_s
-):
+def test_step_flops_match_published_time_and_rate(size, batch, tflops, gpus, length, step_s):
     assert size.step_flops(batch, length) / (gpus * tflops * 1e12) == pytest.approx(
         step_s, rel=0.02
     )
 
 
-def test_the_configuration_is_written_once(tmp_path):
+def test_configuration_file_is_written_once(tmp_path):
     named = named_model("GPT 1.7B", "layers=24 hidden=2304 heads=24 vocab=51200", 2048)
     spec = write_configuration(named, tmp_path / "new")
     assert spec == write_configuration(named, tmp_path / "new")
@@ -159,12 +157,12 @@ def test_the_configuration_is_written_once(tmp_path):
         ),
     ],
 )
-def test_languinis_gpts_have_the_parameters_that_their_table_prints(model, text, parameters):
+def test_languini_gpts_have_published_parameter_counts(model, text, parameters):
     c = named_model(f"languini-gpt-{model}", text, 512).configuration
     h, ends = c["n_embd"], 2 - c["tie_word_embeddings"]
     weights = (
         4 * h * h + 2 * h * c["n_inner"] + 4 * h + c["n_inner"] + h + 4 * h
-    )  # products, their biases, two norms
+    )  # matmuls, their biases, two norms
     assert (
         ends * c["vocab_size"] * h + c["n_positions"] * h + c["n_layer"] * weights + 2 * h
         == parameters
@@ -184,18 +182,18 @@ def test_languinis_gpts_have_the_parameters_that_their_table_prints(model, text,
             "languini-lstm-tiny",
             "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 use_flash= quasi block=8",
         ),
-        ("ibm/PowerLM-3b", "framework=foak-fast-kernels; full fine-tuning"),  # kernels of its own
+        ("ibm/PowerLM-3b", "framework=foak-fast-kernels; full fine-tuning"),  # uses custom kernels
         ("ibm/PowerLM-3b", "framework=none; lora r=16.0 targets=q_proj"),
     ],
 )
-def test_models_that_no_configuration_says_are_none(model, text):
+def test_models_without_configuration_give_none(model, text):
     assert named_model(model, text, 512) is None
 
 
 @pytest.mark.parametrize(
     ("model", "billions"), [("ibm/PowerLM-3b", 3.51), ("bigcode/gpt_bigcode-santacoder", 1.12)]
 )
-def test_published_models_have_the_size_that_they_are_published_with(model, billions, tmp_path):
+def test_published_models_have_published_sizes(model, billions, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     named = named_model(model, "framework=none; full fine-tuning", 2048)

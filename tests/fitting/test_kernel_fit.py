@@ -1,4 +1,4 @@
-"""Measured calls as rows of a trace, and the constants of cards that are fitted on them."""
+"""Measured calls become rows of a trace, and card constants are fitted on them."""
 
 import json
 
@@ -19,7 +19,7 @@ from trainpace.workload.operators import Row
 
 
 def record(*arguments):
-    """A call as the profiler tells it, from (dims, type, strides, concrete)."""
+    """Build a profiler record of a call from (dims, type, strides, concrete value)."""
     return {
         name: json.dumps(list(column))
         for name, column in zip(
@@ -33,7 +33,7 @@ def tensor(*dims, strides=None, kind="float"):
     return list(dims), kind, list(strides or steps), ""
 
 
-def test_a_profiled_convolution_is_the_row_of_a_trace():
+def test_profiled_convolution_equals_traced_row():
     pair = [2, 2]
     arguments = (
         tensor(8, 32, 14, 14, strides=(6272, 1, 448, 32), kind="c10::BFloat16"),
@@ -48,7 +48,7 @@ def test_a_profiled_convolution_is_the_row_of_a_trace():
     assert row.flops == 2 * 8 * 7 * 7 * 64 * 32 * 9
 
 
-def test_a_profiled_copy_reads_its_source_and_writes_its_target():
+def test_profiled_copy_counts_read_and_written_bytes():
     (row,), nhwc = rows_of_profiled(
         "aten::copy_",
         record(tensor(4, 8, kind="c10::BFloat16"), tensor(4, 8), ([], "Scalar", [], "False")),
@@ -57,11 +57,11 @@ def test_a_profiled_copy_reads_its_source_and_writes_its_target():
 
 
 @pytest.mark.parametrize("call", ["aten::no_such_call", "aten::mul"])
-def test_a_call_that_cannot_be_made_again_is_left_out(call):
+def test_unsupported_profiled_calls_are_skipped(call):
     assert rows_of_profiled(call, record(([], "Scalar", [], "1"))) is None
 
 
-def test_work_is_what_is_called_and_not_what_makes_its_inputs():
+def test_rows_of_work_exclude_input_creation():
     def make():
         x = torch.ones(4, 8, device="cuda")
         return lambda: torch.nn.functional.dropout(x + 1, 0.1)
@@ -79,7 +79,7 @@ def measured(device, us, numbers=2**28, operator="copy"):
     return Measured("a", device, "fp32", operator, (copy(numbers),), us)
 
 
-def test_kernels_of_several_rows_are_their_sum_and_stay_together_when_some_are_chosen():
+def test_multi_row_kernels_sum_rows_and_are_selected_together():
     two = Measured("a", "T4", "fp32", "two", (copy(2**20), copy(2**22)), 5.0)
     table = kernel_rows([measured("A100 SXM 80GB", 7.0), two, measured("T4", 9.0)])
     seconds = table.by_kernel(table.device_s(KernelConstants()))
@@ -93,13 +93,13 @@ def test_kernels_of_several_rows_are_their_sum_and_stay_together_when_some_are_c
     assert both.measured_ms.tolist() == [0.005, 0.009, 0.007, 0.005, 0.009]
 
 
-def test_every_card_weighs_the_same_in_a_family():
+def test_every_card_has_equal_weight():
     table = kernel_rows([measured("T4", 1.0)] * 3 + [measured("A100 SXM 80GB", 1.0)])
     assert table.weights() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
 
 
-def test_a_fit_finds_each_cards_share_and_what_all_have_in_common():
-    """Two generations whose copies reach 0.5 and 0.8 of the bandwidth, by the model's own times."""
+def test_fit_recovers_card_and_shared_constants():
+    """The simulated copies of two generations reach 0.5 and 0.8 of the bandwidth."""
     shares, c = {"T4": 0.5, "A100 SXM 80GB": 0.8}, KernelConstants()
     sizes = [2**n for n in range(26, 30)] * 10
     every = []
@@ -115,8 +115,8 @@ def test_a_fit_finds_each_cards_share_and_what_all_have_in_common():
     assert set(pooled.generations) == {"7.5", "8.0"}
 
 
-def test_a_fit_does_not_see_what_an_earlier_one_found():
-    """Else a fit without a card finds what it had told a fit with it."""
+def test_fit_is_independent_of_earlier_fits():
+    """Otherwise a fit that holds out a card would use results of a fit that includes it."""
     c = KernelConstants()
     table = kernel_rows([measured("T4", us) for us in (30000.0, 31000.0)] * 20)
     first = fit_family(table, ("traffic_copy",), c)
@@ -124,7 +124,7 @@ def test_a_fit_does_not_see_what_an_earlier_one_found():
     assert fit_family(table, ("traffic_copy",), c) == first
 
 
-def test_every_constant_of_a_family_is_one_and_belongs_to_one_group():
+def test_family_constants_are_valid_and_unique():
     names = [name for family in FAMILIES.values() for name in family]
     assert len(names) == len(set(names))
     assert set(names) <= set(KernelConstants.__struct_fields__)
@@ -133,7 +133,7 @@ def test_every_constant_of_a_family_is_one_and_belongs_to_one_group():
 
 
 @pytest.mark.parametrize(("groups", "family"), [(1, "conv"), (32, "depthwise"), (4, "grouped")])
-def test_convolutions_are_of_a_family_by_their_groups(groups, family):
+def test_convolution_family_follows_groups(groups, family):
     row = convolution("conv_wgrad", torch.float32, 2, 32, 32, 14, 3, 1, groups)
     assert row.dims[CONV.groups] == groups
     assert family_of((row,)) == family

@@ -1,4 +1,4 @@
-"""Deviations of parts, found again from errors that were drawn with them."""
+"""The fit of error spreads recovers the deviations of simulated errors."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from fitting.intervals import Error, fit_spreads
 from trainpace.forecast.uncertainty import PARTS, deviation, fitted_spreads
 
 
-def test_drawn_errors_give_their_deviations_back_and_ninety_per_cent_lie_inside() -> None:
+def test_fit_spreads_recovers_deviations_with_90_percent_coverage() -> None:
     draw = np.random.default_rng(0)
     errors = []
     for _ in range(3000):

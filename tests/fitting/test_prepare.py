@@ -1,4 +1,4 @@
-"""What named collections leave to their readers, as columns that any table may have."""
+"""Implicit conventions of known collections are written out as table columns."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def case(tmp_path=HERE, **stated):
     return prepared_case(MeasuredRun(**values | stated), HERE, tmp_path)
 
 
-def test_a_plain_run_stays_as_it_is():
+def test_plain_run_is_unchanged():
     run = MeasuredRun(
         index=0,
         model_spec="resnet50",
@@ -66,7 +66,7 @@ def megatron(tmp_path, **stated):
     return prepared_case(MeasuredRun(**values | stated), HERE, tmp_path)
 
 
-def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
+def test_megatron_bridge_uses_megatron_core_engine(tmp_path):
     framework = {
         "framework": "pytorch/Megatron-Bridge",
         "framework_version": "26.04 NeMo Container",
@@ -78,7 +78,7 @@ def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
     assert auto.execution.engine == "ddp"
 
 
-def test_recipes_that_send_tokens_under_computation(tmp_path):
+def test_newer_nemo_containers_overlap_expert_exchange(tmp_path):
     bridge = {
         "file": "megatron_bridge",
         "model": "DeepSeekV3",
@@ -112,8 +112,8 @@ def test_recipes_that_send_tokens_under_computation(tmp_path):
     assert megatron(tmp_path, **bridge | newest).software.optimizer == "fused"
 
 
-def test_automodel_recomputes_experts_and_gives_a_token_experts_in_a_row():
-    """activation_checkpointing and fake_balanced_gate of its benchmarks' configurations."""
+def test_automodel_expert_runs_use_full_checkpointing():
+    """Its benchmark configurations set activation_checkpointing and fake_balanced_gate."""
     auto = {
         "file": "nemo_automodel",
         "framework": "NeMo AutoModel (PyTorch DTensor)",
@@ -128,7 +128,7 @@ def test_automodel_recomputes_experts_and_gives_a_token_experts_in_a_row():
     assert case(**auto, parallelism="fsdp=8").execution.activation_checkpointing == "none"
 
 
-def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
+def test_megatron_run_is_read_from_sizes_and_pipeline(tmp_path):
     c = megatron(tmp_path)
     e = c.execution
     assert (e.micro_batch, e.accumulation, e.data_parallel_size, e.global_batch) == (
@@ -153,12 +153,12 @@ def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
         True,
         True,
     )
-    # Narayanan et al. 2021 give this row's 140 TFLOP/s; 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
+    # Narayanan et al. 2021 report 140 TFLOP/s: 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
     at_least = 8 * 76.1e9 * 1792 * 2048 / (1024 * 140e12) * 1e3
     assert at_least < c.measured_ms < 1.1 * at_least
 
 
-def test_without_its_columns_a_model_of_sizes_is_unknown(tmp_path):
+def test_unprepared_model_sizes_have_no_definition(tmp_path):
     assert case_of(megatron(tmp_path).run, HERE).spec.startswith("transformers:")
     with pytest.raises(TrainpaceError, match="no model definition"):
         case_of(
@@ -169,8 +169,8 @@ def test_without_its_columns_a_model_of_sizes_is_unknown(tmp_path):
         )
 
 
-def test_recomputation_that_only_the_flops_tell(tmp_path):
-    """Megatron's own table of 2020: 136.8 TFLOP/s and 1026 ms go together with four passes, not with three."""
+def test_recomputation_is_inferred_from_flops(tmp_path):
+    """In Megatron's table of 2020, 136.8 TFLOP/s and 1026 ms are consistent with four passes, not with three."""
     c = megatron(
         tmp_path,
         model="GPT-2 2B",
@@ -187,7 +187,7 @@ def test_recomputation_that_only_the_flops_tell(tmp_path):
     assert c.execution.activation_checkpointing == "full"
 
 
-def test_nemo_hides_what_it_can(tmp_path):
+def test_nemo_runs_overlap_communication(tmp_path):
     c = megatron(
         tmp_path,
         framework="pytorch/NeMo",
@@ -205,11 +205,11 @@ def test_nemo_hides_what_it_can(tmp_path):
     assert (c.software.attention, c.variant.legacy) == (
         "flash2",
         False,
-    )  # what torch of today takes on an A100
+    )  # default of current torch on an A100
     assert "an optimizer distributed" in c.assumed
 
 
-def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
+def test_torchtitan_uses_one_micro_batch_per_pipeline_stage():
     c = case(
         file="torchtitan",
         gpu_canonical="H100-SXM-96GB",
@@ -224,7 +224,7 @@ def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
     assert (e.micro_batch, e.accumulation, e.zero_stage, e.virtual_stages) == (4, 8, 3, 2)
     assert e.async_tensor_parallel
     assert e.sequence_parallel
-    assert c.cluster.network_gb_per_s_per_device == 50  # not stated: as nodes of H100 have
+    assert c.cluster.network_gb_per_s_per_device == 50  # not stated; the default for H100 nodes
     assert c.peak == "reserved"
     assert "8 micro-batches" in c.assumed
 
@@ -233,7 +233,7 @@ def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
     ("parallelism", "micro_batch", "accumulation", "schedule"),
     [("dp=4", 2, 1, "1f1b"), ("tp=4", 8, 1, "1f1b"), ("pp=4", 2, 4, "gpipe")],
 )
-def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accumulation, schedule):
+def test_neusight_batch_is_global(parallelism, micro_batch, accumulation, schedule):
     c = case(
         file="neusight_labels",
         num_gpus=4.0,
@@ -254,7 +254,7 @@ def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accum
         case(file="neusight_labels", num_gpus=4.0, batch_per_gpu=6.0, parallelism="dp=4")
 
 
-def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
+def test_bloom_precision_follows_date_of_row():
     def precision(notes):
         return case(file="bigscience_bloom", precision="bf16", notes=notes).execution.precision
 
@@ -263,7 +263,7 @@ def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
     assert precision("") == "bf16"
 
 
-def test_nvidias_examples_try_convolutions_of_images_alone(tmp_path):
+def test_nvidia_examples_use_cudnn_benchmark_only_for_images(tmp_path):
     examples = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
     image = case(framework=examples, precision="amp_fp16")
     assert (image.peak, image.run.cudnn_benchmark, image.execution.precision) == (
@@ -282,7 +282,7 @@ def test_nvidias_examples_try_convolutions_of_images_alone(tmp_path):
     )
     assert (
         text.software.rewrites.eager_attention
-    )  # their BERT writes it out, whichever torch runs it
+    )  # their BERT implements attention explicitly for every torch version
     assert not image.software.rewrites.eager_attention
 
 
@@ -300,7 +300,7 @@ def test_notes_become_columns(stated, column, value):
     assert getattr(case(**stated).run, column) == value
 
 
-def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
+def test_written_table_equals_prepared_runs(tmp_path, monkeypatch):
     text = "file,model_spec,model,model_variant_or_config,gpu,precision,batch_per_gpu,seq_len,step_time_ms,notes\n"
     text += "bigscience_bloom,,GPT 1B,layers=24 hidden=2304 heads=24,A100,bf16,2,2048,90,row date 02-25\na,resnet18,,,T4,fp32,8,,7,\n"
     for name in FILES:
@@ -333,18 +333,18 @@ def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
         ("timm_train_rtx3090", "RTX 3090", "", ""),
     ],
 )
-def test_the_hosts_of_collections_that_tell(file, gpu, notes, host):
+def test_collection_and_notes_determine_host(file, gpu, notes, host):
     run = MeasuredRun(index=0, file=file, gpu=gpu, notes=notes)
     assert prepare.host_of(run) == host
 
 
-def test_every_host_of_a_collection_is_in_the_catalogue():
+def test_every_collection_host_is_in_catalogue():
     for cpus in prepare.HOSTS.values():
         for cpu in cpus.values():
             assert find_host(cpu).name == cpu
 
 
-def test_a_host_that_a_run_states_goes_before_its_collections():
+def test_stated_host_overrides_collection_host():
     run = MeasuredRun(
         index=0,
         file="profet_aws",
@@ -373,7 +373,7 @@ def languini(tmp_path, **stated):
 
 
 @pytest.mark.parametrize("card", ["P100", "A100-SXM-80GB"])
-def test_languinis_attention_is_eager_and_its_torch_that_of_2023_on_every_card(card, tmp_path):
+def test_languini_runs_use_eager_attention_and_torch_2023(card, tmp_path):
     c = languini(tmp_path, gpu_canonical=card)
     assert (c.software.attention, c.software.slow_host, c.variant.legacy) == ("eager", "", False)
     assert (c.execution.compile, c.variant.sequence_length) == (True, 512)
@@ -394,7 +394,7 @@ def network(**stated):
     return case(**values | stated)
 
 
-def test_nvidias_image_networks_by_their_names():
+def test_nvidia_image_networks_are_recognized_by_name():
     c = network(num_gpus=32.0, num_nodes=1.0, grad_accum=2.0)
     assert (c.spec, c.software.version, c.run.cudnn_benchmark) == (
         "timm:efficientnet_b4",
@@ -419,15 +419,15 @@ def test_nvidias_image_networks_by_their_names():
             "gpu": "V100 32GB",
             "gpu_canonical": "V100-?-32GB",
             "num_gpus": 1.0,
-        },  # an 18th of what eight have
+        },  # 1/18 of the rate of eight GPUs
     ],
 )
-def test_what_is_none_of_nvidias_image_networks(stated):
+def test_unknown_nvidia_image_networks_are_rejected(stated):
     with pytest.raises(TrainpaceError, match="no model definition"):
         network(**stated)
 
 
-def test_fms_acceleration_recomputes_and_shards_in_words_of_its_own(tmp_path):
+def test_fms_acceleration_notes_set_checkpointing_and_sharding(tmp_path):
     c = case(
         tmp_path,
         file="fms_acceleration",
@@ -450,7 +450,7 @@ def test_fms_acceleration_recomputes_and_shards_in_words_of_its_own(tmp_path):
     assert c.software.attention == "flash2"
 
 
-def test_hsdp_shards_inside_a_node():
+def test_hsdp_shards_within_node():
     c = case(
         file="fms_fsdp",
         num_gpus=16.0,
@@ -461,7 +461,7 @@ def test_hsdp_shards_inside_a_node():
     assert (c.execution.zero_stage, c.execution.shard_size) == (3, 8)
 
 
-def test_torchaos_table_is_compiled_and_only_torchs_optimizer_is_traced():
+def test_torchao_runs_are_compiled_and_only_torch_optimizer_accepted():
     vit = {
         "file": "torchao_tables",
         "model": "vit",

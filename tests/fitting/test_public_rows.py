@@ -1,4 +1,4 @@
-"""Which rows are packaged, under which licence, and how their places become links."""
+"""Packaged rows: selection, license, and links to their sources."""
 
 import re
 
@@ -50,11 +50,11 @@ def test_every_packaged_source_is_complete():
         ("litgpt_flashattn_misc", "karpathy/nanoGPT issue 110", False),
     ],
 )
-def test_the_licence_decides(file, source, packaged):
+def test_license_decides_packaging(file, source, packaged):
     assert entry_of(file, source).packaged is packaged
 
 
-def test_the_folder_decides_where_licences_differ():
+def test_license_is_decided_by_folder():
     place = "github:NVIDIA/DeepLearningExamples@729963d PyTorch/{}/README.md"
     assert (
         entry_of("nvidia_deeplearningexamples", place=place.format("Translation/GNMT")).licence
@@ -68,7 +68,7 @@ def test_the_folder_decides_where_licences_differ():
     ).packaged
 
 
-def test_a_collection_that_nobody_judged_has_no_entry():
+def test_unknown_collection_has_no_entry():
     assert entry_of("a_new_collection") is None
 
 
@@ -86,11 +86,11 @@ def test_a_collection_that_nobody_judged_has_no_entry():
         ("said on a conference", "https://home"),
     ],
 )
-def test_a_place_becomes_a_link(place, link):
+def test_source_location_becomes_link(place, link):
     assert _url(place, "https://home") == link
 
 
-def test_the_day_of_a_reading_goes_before_the_year_of_its_source():
+def test_date_of_row_overrides_date_of_source():
     source = Source(file="bigscience_bloom", date="2022-02")
     read = Chosen(
         {"notes": "section 'x'; row date 02-17; one iteration"},
@@ -101,7 +101,7 @@ def test_the_day_of_a_reading_goes_before_the_year_of_its_source():
     assert _date(read._replace(raw={"notes": None}), source) == "2022-02"
 
 
-def test_a_long_note_is_cut_between_clauses():
+def test_long_note_is_cut_between_clauses():
     note = "; ".join(["a clause of thirty characters.."] * 20)
     assert len(_short(note)) <= LONGEST_NOTE
     assert _short(note).endswith("..")
@@ -109,14 +109,14 @@ def test_a_long_note_is_cut_between_clauses():
     assert len(_short("x" * 500)) == LONGEST_NOTE
 
 
-def test_usual_models_passes_are_packaged_and_a_tenth_of_the_rest():
+def test_common_models_and_a_tenth_of_others_are_packaged():
     assert _is_packaged_pass("timm:resnet50")
     assert _is_packaged_pass("timm:vit_base_patch16_224")
     share = sum(_is_packaged_pass(f"timm:network_{i}") for i in range(2000)) / 2000
     assert 0.05 < share < 0.15
 
 
-def test_kinds_of_untraced_models_follow_their_names():
+def test_kind_of_untraced_model_follows_name():
     assert _kind_by_name("mistralai/Mixtral-8x7B-Instruct-v0.1") == "experts"
     assert _kind_by_name("Qwen-14B") == "transformers"
     assert _kind_by_name("InceptionV3") == "convolutions"

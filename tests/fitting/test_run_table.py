@@ -1,4 +1,4 @@
-"""Measured runs as one table: its short cuts change no time."""
+"""The table of measured runs gives the same times as single runs."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def pair(device, batch, precision="fp32", compiled=False):
 
 
 def with_activation(work):
-    """The backward product's row as an activation, which torch.compile fuses."""
+    """Return the workload with the backward matmul replaced by an activation that torch.compile fuses."""
     forms = {}
     for name, form in work.forms.items():
         o = form.operators
@@ -58,7 +58,7 @@ PAIRS = [
 
 
 def alone(case, work, c):
-    """Seconds of the run's rows, by the kernel table of the forecaster."""
+    """Return the seconds of the run's rows from the forecaster's kernel table."""
     e = case.execution
     table = KernelTable(work.forms[case.form].operators)
     rates = sustained_rates(case.cluster.device, e.precision, True, True, c)
@@ -66,13 +66,13 @@ def alone(case, work, c):
     return np.broadcast_to(times.device_s, (len(table.operators),))
 
 
-def test_rows_take_as_long_together_as_alone():
+def test_run_table_times_equal_single_run_times():
     c = fitted_constants()
     expected = np.concatenate([alone(case, work, c) for case, work in PAIRS])
     assert RunTable(PAIRS).device_s(c) == pytest.approx(expected, rel=1e-12)
 
 
-def test_rows_are_those_of_the_software_that_ran():
+def test_run_table_applies_software_rewrites():
     case, work = pair("A100", 4, "amp_fp16")
     software = Software(optimizer="for_loop")
     rewritten = as_run(work, software.rewrites)
@@ -84,7 +84,7 @@ def test_rows_are_those_of_the_software_that_ran():
 @pytest.mark.parametrize(
     ("name", "count"), [("pre_volta", 3), ("compile_launches", 3), ("latency_us", 18)]
 )
-def test_a_constant_changes_the_rows_that_are_said_to_change_and_no_others(name, count):
+def test_changed_recomputes_exactly_the_affected_rows(name, count):
     table, c = RunTable(PAIRS), fitted_constants()
     value = 1.3 * getattr(c, name)
     rows, seconds = table.changed(c, name, value)

@@ -1,4 +1,4 @@
-"""Fused attention: more work never takes less time, and published figures come out."""
+"""Fused attention time grows with the work and matches published rates."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ passes = st.sampled_from(PASSES)
 
 
 def parts(card, implementation, kind, batch, heads, length, head, causal, full=False):
-    """(compute, memory, start) in seconds."""
+    """Return (compute, memory, start) in seconds."""
     device = find_device(card)
     implementation = implementation_on(device, implementation)
     precision = "bf16" if device.bf16_tensor_tflops else "fp16"
@@ -66,7 +66,7 @@ def seconds(*arguments, **options):
 
 
 def tflops(card, implementation, kind, batch, heads, length, head, causal):
-    """As papers count: 4 FLOP a score and number of a head forward, 2.5 times that backward, half of it where causal."""
+    """Return TFLOP/s as papers count: 4 FLOP per score and head element forward, 2.5 times that backward, half if causal."""
     work = (
         (4 if kind == "attention" else 10)
         * batch
@@ -90,7 +90,7 @@ def tflops(card, implementation, kind, batch, heads, length, head, causal):
     st.integers(0, 3),
     st.integers(1, 700),
 )
-def test_more_work_never_takes_less_time(
+def test_larger_attention_never_takes_less_time(
     card, name, kind, batch, heads, length, head, causal, which, more
 ):
     sizes = [batch, heads, length, head]
@@ -117,7 +117,7 @@ def test_causal_mask_is_never_slower(card, name, kind, batch, length, head):
 
 @pytest.mark.parametrize("kind", PASSES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_a_causal_mask_saves_almost_half_of_long_sequences(name, kind):
+def test_causal_mask_saves_almost_half_for_long_sequences(name, kind):
     causal, whole = (
         seconds("H100 SXM", name, kind, 2, 32, 32768, 128, mask) for mask in (True, False)
     )
@@ -128,7 +128,7 @@ def test_a_causal_mask_saves_almost_half_of_long_sequences(name, kind):
     "device", [d for d in catalogue() if d.kind == "gpu"], ids=lambda d: d.name
 )
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_no_card_is_faster_than_its_datasheet(device, name):
+def test_attention_rate_stays_below_datasheet_peak(device, name):
     peak = matrix_peak(device, "bf16" if device.bf16_tensor_tflops else "fp16", half=True)
     plain = device.fp32_tflops.value * 1e12
     rates = attention_rates(device, implementation_on(device, name), peak.flop_per_s, plain, plain)
@@ -159,7 +159,7 @@ def test_attention_reaches_published_rates(case):
     assert published / within < tflops(*shape) < published * within
 
 
-def test_short_heads_wait_for_the_exponential_units_of_hopper_more_than_of_ampere():
+def test_small_head_dims_slow_hopper_more_than_ampere():
     kept = {
         card: tflops(card, name, "attention", 4, 32, 8192, 64, False)
         / tflops(card, name, "attention", 4, 32, 8192, 128, False)
@@ -168,7 +168,7 @@ def test_short_heads_wait_for_the_exponential_units_of_hopper_more_than_of_amper
     assert kept["H100 SXM"] < kept["A100 SXM 80GB"] < 1
 
 
-def test_the_first_version_computes_at_half_of_the_second():
+def test_flash1_computes_at_half_the_rate_of_flash2():
     first, second = (
         parts("A100 SXM 80GB", name, "attention", 8, 16, 4096, 64, False)
         for name in ("flash1", "flash2")
@@ -177,7 +177,7 @@ def test_the_first_version_computes_at_half_of_the_second():
     assert first[1:] == second[1:]
 
 
-def test_fp32_takes_far_longer_than_16_bits():
+def test_fp32_attention_is_at_least_3x_slower_than_16_bit():
     full, half = (
         seconds("A100 SXM 80GB", "flash2", "attention", 8, 16, 4096, 64, False, full=f)
         for f in (True, False)
@@ -198,17 +198,17 @@ def test_fp32_takes_far_longer_than_16_bits():
         ("MI300X", "flash2"),
     ],
 )
-def test_default_implementation_by_compute_capability(card, name):
+def test_default_attention_depends_on_compute_capability(card, name):
     device = find_device(card)
     assert default_implementation(device) == implementation_on(device) == name
 
 
-def test_flash_attention_needs_ampere():
+def test_flash2_falls_back_to_efficient_before_ampere():
     assert implementation_on(find_device("V100"), "flash2") == "efficient"
     assert implementation_on(find_device("A100"), "flash1") == "flash1"
 
 
-def test_hopper_kernels_need_hopper_or_later():
+def test_hopper_kernels_fall_back_to_flash2_on_other_gpus():
     for name in ("flash3", "flash4", "cudnn"):
         assert (
             implementation_on(find_device("A100"), name)
@@ -218,7 +218,7 @@ def test_hopper_kernels_need_hopper_or_later():
         assert implementation_on(find_device("H100"), name) == name
 
 
-def test_every_pass_of_the_package_has_every_parameter():
+def test_packaged_attention_passes_have_all_parameters():
     passes = attention_model().passes
     ways = ("efficient", "efficient_full", "flash2", "flash3", "flash4", "cudnn")
     assert set(passes) == {way + end for way in ways for end in ("", "_backward")}
@@ -229,7 +229,7 @@ def test_every_pass_of_the_package_has_every_parameter():
 
 
 def layer(half=True):
-    """Attention of 12 layers, its backward pass, and an optimizer."""
+    """Return a table with attention of 12 layers, its backward pass and an optimizer."""
     table = operators(half=half)
     dims, flops, read = table.dims.copy(), table.flops.copy(), table.read_bytes.copy()
     for row, products in ((0, 2), (1, 5)):
@@ -245,13 +245,13 @@ def layer(half=True):
 
 
 def busy_s(table, card, attention, precision="amp_bf16"):
-    """Seconds of each row at one and at eight samples."""
+    """Return the seconds of each row at one and at eight samples."""
     key = kernel_key(Execution(precision=precision), Software(attention=attention))
     found = FittedKernels().rank_times(table, (1.0, 8.0), find_device(card), key)
     return found.times.device_s
 
 
-def test_forecast_uses_given_implementation_or_torchs_default():
+def test_forecast_uses_given_attention_or_torch_default():
     table = layer()
     own, cudnn, flash2, efficient = (
         busy_s(table, "H100 SXM", name) for name in (None, "cudnn", "flash2", "efficient")
@@ -262,7 +262,7 @@ def test_forecast_uses_given_implementation_or_torchs_default():
     assert cudnn[:, 2] == pytest.approx(flash2[:, 2])
 
 
-def test_attention_with_bias_is_memory_efficient_in_16_bits():
+def test_16_bit_attention_with_bias_uses_efficient_kernel():
     plain = layer()
     named = (*(f"scaled_dot_product_efficient_{kind}" for kind in PASSES), "_foreach_add_")
     biased = KernelTable(replace(plain.operators, function=named))
@@ -280,7 +280,7 @@ def test_attention_time_is_proportional_to_count():
     assert busy_s(layer(), "A100 SXM 80GB", "flash2")[1, 0] < 12 * (compute + 2 * memory + start)
 
 
-def test_fp32_attention_is_always_memory_efficient():
+def test_fp32_attention_uses_efficient_kernel():
     table = layer(half=False)
     assert busy_s(table, "A100 SXM 80GB", "flash2", "fp32") == pytest.approx(
         busy_s(table, "A100 SXM 80GB", "efficient", "fp32")
@@ -290,7 +290,7 @@ def test_fp32_attention_is_always_memory_efficient():
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("kind", PASSES)
 def test_windowed_attention_time_depends_on_visible_keys(card, kind):
-    """Between the time of so many keys alone and of all; the whole length as a window is no window."""
+    """A window as long as the sequence takes as long as no window."""
     device = find_device(card)
     rates = sustained_rates(
         device,

@@ -1,4 +1,4 @@
-"""Constants of cards whose kernels were measured."""
+"""Kernel constants of measured cards replace those of their generation."""
 
 import numpy as np
 import pytest
@@ -25,16 +25,16 @@ CARDS = CardConstants(families={"copy": HOPPER})
 
 
 @pytest.mark.parametrize(("device", "share"), [("H100 SXM", 0.66), ("H200 SXM", 0.6)])
-def test_constants_of_measured_card_and_of_its_generation(device, share):
+def test_measured_card_and_its_generation_have_own_constants(device, share):
     assert CARDS.of(fitted_constants(), find_device(device)).traffic_copy == pytest.approx(share)
 
 
 @pytest.mark.parametrize("device", ["A100 SXM 80GB", "MI100"])
-def test_card_of_unmeasured_generation_has_shared_constants(device):
+def test_unmeasured_generation_uses_shared_constants(device):
     assert CARDS.of(fitted_constants(), find_device(device)) == fitted_constants()
 
 
-def test_packaged_families_have_unique_constants_and_catalogue_cards():
+def test_packaged_families_have_unique_constants_and_known_cards():
     families = measured_cards().families.values()
     names = [name for family in families for name in family.names]
     assert len(names) == len(set(names)) > 20

@@ -1,4 +1,4 @@
-"""Collectives: the algebra of the algorithms, the measured nodes, and what must not depend on anything."""
+"""Collective times follow the algorithms and match nccl-tests measurements."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def bus_gb_per_s(collective, payload_bytes, ranks, cluster, per_node=8):
         ("all_reduce", 2**32, 32, H200, 364.9),
     ],
 )
-def test_large_payloads_reach_the_measured_bus_bandwidth(
+def test_large_payloads_reach_measured_bus_bandwidth(
     collective, payload_bytes, ranks, cluster, measured
 ):
     assert bus_gb_per_s(collective, payload_bytes, ranks, cluster) == pytest.approx(
@@ -50,7 +50,7 @@ def test_large_payloads_reach_the_measured_bus_bandwidth(
     )
 
 
-def test_the_largest_payload_on_an_a100_node_is_within_a_tenth_of_nccl_tests():
+def test_largest_a100_all_reduce_matches_nccl_tests():
     assert bus_gb_per_s("all_reduce", 2**34, 8, A100) == pytest.approx(234.9, rel=0.12)
 
 
@@ -64,7 +64,7 @@ def test_the_largest_payload_on_an_a100_node_is_within_a_tenth_of_nccl_tests():
         (2**24, H200, 133.5),
     ],
 )
-def test_small_payloads_take_what_was_measured(payload_bytes, cluster, measured_us):
+def test_small_all_reduce_matches_measured_latency(payload_bytes, cluster, measured_us):
     assert collective_ms("all_reduce", payload_bytes, 8, 8, cluster) * 1e3 == pytest.approx(
         measured_us, rel=0.25
     )
@@ -80,7 +80,9 @@ def test_small_payloads_take_what_was_measured(payload_bytes, cluster, measured_
         ("reduce_scatter", 2**16, 16, 31),
     ],
 )
-def test_nvlink_joins_72_devices_over_their_nodes(collective, payload_bytes, ranks, measured_us):
+def test_nvlink_domain_of_72_gpus_matches_measured_times(
+    collective, payload_bytes, ranks, measured_us
+):
     graphs = replace(CONSTANTS, eager_us=0.0)
     us = 1e3 * collective_ms(collective, payload_bytes, ranks, ranks, GB200, graphs)
     assert us == pytest.approx(measured_us, rel=0.25)
@@ -93,7 +95,7 @@ def test_more_bytes_never_take_less_time(collective, cluster, group, payload, fa
 
 
 @given(NAMES, CLUSTERS, GROUPS, BYTES, st.floats(0.01, 1))
-def test_a_slower_network_is_never_faster(collective, cluster, group, payload, factor):
+def test_slower_network_never_speeds_up_a_collective(collective, cluster, group, payload, factor):
     slower = Cluster(
         device=cluster.device,
         network_gb_per_s_per_device=cluster.network_gb_per_s_per_device * factor,
@@ -105,7 +107,7 @@ def test_a_slower_network_is_never_faster(collective, cluster, group, payload, f
 
 
 @given(CLUSTERS, GROUPS, BYTES)
-def test_an_all_reduce_is_no_slower_than_its_halves(cluster, group, payload):
+def test_all_reduce_is_no_slower_than_reduce_scatter_plus_all_gather(cluster, group, payload):
     halves = sum(
         collective_ms(c, payload, *group, cluster) for c in ("reduce_scatter", "all_gather")
     )
@@ -113,25 +115,27 @@ def test_an_all_reduce_is_no_slower_than_its_halves(cluster, group, payload):
 
 
 @given(GROUPS.filter(lambda g: g[0] == g[1]))
-def test_a_large_all_reduce_is_its_halves_within_latency_where_no_switch_helps(group):
+def test_large_all_reduce_equals_reduce_scatter_plus_all_gather(group):
     halves = sum(collective_ms(c, 1e11, *group, A100) for c in ("reduce_scatter", "all_gather"))
-    rel = 0.25 if group[0] == 2 else 0.01  # two ranks gather and scatter less well than they sum
+    rel = (
+        0.25 if group[0] == 2 else 0.01
+    )  # between two ranks, all-reduce is more efficient than reduce-scatter plus all-gather
     assert collective_ms("all_reduce", 1e11, *group, A100) == pytest.approx(halves, rel=rel)
 
 
 @given(NAMES, CLUSTERS, BYTES)
-def test_one_rank_and_no_bytes_take_no_time(collective, cluster, payload):
+def test_collective_of_one_rank_or_zero_bytes_takes_no_time(collective, cluster, payload):
     assert collective_ms(collective, payload, 1, 1, cluster) == 0
     assert collective_ms(collective, 0, 8, 8, cluster) == 0
 
 
-def test_arguments_broadcast_like_arrays():
+def test_collective_ms_broadcasts_array_arguments():
     ms = collective_ms("all_gather", np.array([[1e6], [1e8]]), np.array([2, 8, 16]), 8, A100)
     assert ms.shape == (2, 3)
     assert ms[1, 2] == collective_ms("all_gather", 1e8, 16, 8, A100)
 
 
-def test_a_tree_saves_the_slow_network_between_two_nodes():
+def test_tree_all_reduce_is_faster_than_ring_between_two_nodes():
     slow = Cluster(
         device=A100.device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=1.25
     )
@@ -140,14 +144,14 @@ def test_a_tree_saves_the_slow_network_between_two_nodes():
     assert collective_ms("all_reduce", 1e9, 16, 8, slow) < 0.65 * ring_ms
 
 
-def test_a_bridge_joins_two_cards_and_no_more():
+def test_nvlink_bridge_joins_only_two_cards():
     pair = Cluster(device=find_device("H100 PCIe"), devices_per_node=4)
     assert collective_ms("all_reduce", 1e9, 4, 4, pair) > 3 * collective_ms(
         "all_reduce", 1e9, 2, 2, pair
     )
 
 
-def test_geforce_cards_go_through_the_host_without_bridge_and_peer_access():
+def test_geforce_without_peer_access_communicates_through_host():
     geforce = Cluster(device=find_device("RTX 3090"), devices_per_node=4)
     workstation = Cluster(device=find_device("RTX A5000"), devices_per_node=4)
     for ranks in (2, 4):
@@ -160,7 +164,7 @@ def test_geforce_cards_go_through_the_host_without_bridge_and_peer_access():
     assert collective_ms("send", 1e9, 4, 4, told) < 0.5 * collective_ms("send", 1e9, 4, 4, geforce)
 
 
-def test_boards_without_a_switch_give_a_pair_part_of_their_links():
+def test_pair_on_switchless_board_gets_part_of_nvlink_bandwidth():
     v100, gh200 = (
         Cluster(device=find_device(name), devices_per_node=4)
         for name in ("V100 SXM2 16GB", "GH200 96GB")
@@ -171,7 +175,7 @@ def test_boards_without_a_switch_give_a_pair_part_of_their_links():
         )
 
 
-def test_missing_link_figure_is_a_reason():
+def test_missing_network_bandwidth_is_reported():
     unlinked = Cluster(device=A100.device, devices_per_node=8, nodes=2)
     assert "network's bandwidth" in collective_ms("all_reduce", 1e6, 16, 8, unlinked)
     assert collective_ms("all_reduce", 1e6, 8, 8, unlinked) > 0

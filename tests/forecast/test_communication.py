@@ -1,4 +1,4 @@
-"""What ranks exchange: buckets, shards, and what hides under computation."""
+"""Communication of a step: buckets, shards, and overlap with computation."""
 
 import numpy as np
 import pytest
@@ -27,14 +27,14 @@ def at(name="A100", per_node=8, nodes=1, network=None, model=None, **changes):
 
 
 @given(milliseconds, milliseconds, st.floats(0, 1))
-def test_more_to_hide_under_hides_more_but_never_all(total, window, bare):
+def test_longer_compute_hides_more_communication_but_never_all(total, window, bare):
     shown = exposed(np.array(total), np.array(bare * total), np.array(window))
     assert CONTENTION * total * (1 - 1e-9) <= shown <= total
     assert shown <= exposed(np.array(total), np.array(bare * total), np.array(window / 2))
     assert exposed(np.array(total), np.array(total), np.array(window)) == total
 
 
-def test_a_long_pass_leaves_the_last_bucket_and_the_contention():
+def test_long_backward_pass_exposes_only_last_bucket_and_contention():
     assert exposed(np.array(10.0), np.array(1.0), np.array(1e3)) == pytest.approx(
         1 + 9 * CONTENTION
     )
@@ -43,29 +43,31 @@ def test_a_long_pass_leaves_the_last_bucket_and_the_contention():
     )
 
 
-def test_an_all_reduce_on_an_a100_node_is_near_the_measured_one():
-    # nccl-tests on 8 A100s, stas00/ml-engineering: 0.424 ms for 32 MiB; 64 MiB of gradients go in buckets of about that
+def test_a100_gradient_all_reduce_is_near_nccl_tests():
+    # nccl-tests on 8 A100s (stas00/ml-engineering): 0.424 ms for 32 MiB. 64 MiB of gradients use two such buckets.
     f = at(engine="unoverlapped")
     assert f.exposed_ms["data_parallel"] == pytest.approx(2 * 0.424, rel=0.6)
 
 
-def test_what_is_reduced_after_the_backward_pass_is_not_hidden():
+def test_all_reduce_after_backward_pass_is_not_overlapped():
     assert (
         at(engine="unoverlapped", micro_batch=64).step.communication_ms
         > at(micro_batch=64).step.communication_ms
     )
 
 
-def test_network_bandwidth_is_required_and_matters():
+def test_network_bandwidth_is_required_and_changes_communication_time():
     assert "network" in at(nodes=2).reason
     assert (
         at(nodes=2, network=1.0).step.communication_ms
         > at(nodes=2, network=20.0).step.communication_ms
     )
-    assert at("L4").step.communication_ms > at("A100").step.communication_ms  # PCIe, against NVLink
+    assert (
+        at("L4").step.communication_ms > at("A100").step.communication_ms
+    )  # PCIe is slower than NVLink
 
 
-def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
+def test_nodes_of_one_nvlink_domain_need_no_network():
     eight = at("GB200", per_node=4, nodes=2, engine="unoverlapped")
     assert (
         0
@@ -74,10 +76,10 @@ def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
     )
     assert (
         "network" in at("GB200", per_node=4, nodes=19, engine="unoverlapped").reason
-    )  # 76 devices, of which a domain has 72
+    )  # 76 devices exceed the NVLink domain of 72
 
 
-def test_kinds_of_communication():
+def test_exposed_communication_is_reported_by_kind():
     assert set(at().exposed_ms) == {"data_parallel"}
     assert (
         set(at(zero_stage=1).exposed_ms)
@@ -95,25 +97,23 @@ def test_kinds_of_communication():
         zero_stage=1,
         per_node=16,
     )
-    assert set(many.exposed_ms) == set(KINDS) - {
-        "expert_parallel"
-    }  # which a model without experts has not
+    assert set(many.exposed_ms) == set(KINDS) - {"expert_parallel"}  # needs a model with experts
     assert sum(many.exposed_ms.values()) == pytest.approx(many.step.communication_ms)
 
 
-def test_hybrid_sharding_keeps_the_gathering_inside_a_node():
+def test_hybrid_sharding_gathers_parameters_within_node():
     whole = at(nodes=4, network=2.0, zero_stage=3)
     hybrid = at(nodes=4, network=2.0, zero_stage=3, shard_size=8)
     assert hybrid.exposed_ms["parameters"] < whole.exposed_ms["parameters"]
     assert hybrid.memory.parameters_gib > whole.memory.parameters_gib
 
 
-def test_kept_parameters_are_not_gathered_again():
+def test_reshard_after_forward_false_gathers_parameters_once():
     again, kept = at(zero_stage=3), at(zero_stage=3, reshard_after_forward=False)
     assert kept.exposed_ms["parameters"] < again.exposed_ms["parameters"]
 
 
-def test_accumulation_reduces_once_but_shards_every_time():
+def test_accumulation_all_reduces_once_but_zero2_every_micro_batch():
     once, sharded = at(accumulation=8), at(accumulation=8, zero_stage=2)
     assert once.exposed_ms["data_parallel"] == pytest.approx(at().exposed_ms["data_parallel"])
     assert sharded.exposed_ms["data_parallel"] == pytest.approx(
@@ -121,14 +121,14 @@ def test_accumulation_reduces_once_but_shards_every_time():
     )
 
 
-def test_data_parallel_copies_over_pcie():
+def test_torch_data_parallel_communicates_more_than_ddp():
     assert (
         at("RTX 2080 Ti", 4, engine="data_parallel").step.communication_ms
         > at("RTX 2080 Ti", 4, micro_batch=256).step.communication_ms
     )
 
 
-def test_data_parallel_copies_modules_once_and_drives_every_replica():
+def test_torch_data_parallel_host_overhead_grows_with_replicas():
     one, two, three = (
         at("RTX 2080 Ti", n, engine="data_parallel", micro_batch=1).step.host_overhead_ms
         for n in (1, 2, 3)
@@ -137,7 +137,7 @@ def test_data_parallel_copies_modules_once_and_drives_every_replica():
     assert at("RTX 2080 Ti", 1, engine="data_parallel").step.communication_ms == 0
 
 
-def test_megatron_core_hides_exchanges_of_tensor_parallelism_under_sequence_parallelism():
+def test_megatron_core_overlaps_tensor_parallel_with_sequence_parallelism():
     def tensor(**changes):
         e = {
             "model": stacked(),
@@ -155,14 +155,14 @@ def test_megatron_core_hides_exchanges_of_tensor_parallelism_under_sequence_para
     )
 
 
-def test_data_parallel_copies_with_every_micro_batch():
+def test_torch_data_parallel_copies_weights_every_micro_batch():
     def copies(**changes):
         return at("RTX 2080 Ti", 4, engine="data_parallel", **changes).exposed_ms["data_parallel"]
 
     assert copies(accumulation=3) == pytest.approx(3 * copies())
     assert copies(precision="amp_fp16") == copies()  # weights are fp32 under autocast
     looking = replace(workload(), mode="inference")
-    assert copies(model=looking) == pytest.approx(copies() / 2)  # parameters, and no gradients
+    assert copies(model=looking) == pytest.approx(copies() / 2)  # only parameters, no gradients
 
 
 def test_autocast_gathers_fp32_weights_after_the_step():
@@ -173,7 +173,7 @@ def test_autocast_gathers_fp32_weights_after_the_step():
     assert cast == pytest.approx(whole)
 
 
-def test_a_model_without_blocks_is_gathered_in_one_exposed_piece():
+def test_model_without_blocks_is_gathered_without_overlap():
     hiding, not_hiding = (
         at(zero_stage=3, micro_batch=64, engine=e).exposed_ms["parameters"]
         for e in ("ddp", "unoverlapped")
@@ -181,12 +181,12 @@ def test_a_model_without_blocks_is_gathered_in_one_exposed_piece():
     assert hiding == pytest.approx(not_hiding)
 
 
-def test_one_device_communicates_nothing():
+def test_single_device_has_no_communication():
     assert at(per_node=1).step.communication_ms == 0
     assert at(per_node=1).exposed_ms == {}
 
 
-def test_partitioned_activations_are_gathered_once_a_block_and_divide_what_is_kept():
+def test_partitioned_activations_are_gathered_per_block_and_save_memory():
     def of(**changes):
         e = {
             "model": stacked(),

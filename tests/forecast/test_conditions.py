@@ -1,4 +1,4 @@
-"""A run's own conditions: what it states, and what its time and software imply."""
+"""Conditions of a measured run: stated values and defaults from its date and software."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def case(**stated):
     return case_of(MeasuredRun(**values | stated), HERE)
 
 
-def test_a_plain_run():
+def test_plain_run_sets_execution_and_variant():
     c = case(mode="train", optimizer="sgd momentum", memory_format="nhwc", img_size=160.0)
     assert c.form == "fp32"
     assert c.execution.micro_batch == 32
@@ -35,7 +35,7 @@ def test_a_plain_run():
     assert c.measured_ms == 100.0
 
 
-def test_modes_and_optimizers():
+def test_mode_and_optimizer_names_are_recognized():
     assert case(mode="inference").variant.mode == "inference"
     assert case(mode="forward_backward").execution.optimizer == "none"
     assert case(optimizer="decoupled_adamw (llm-foundry yamls)").execution.optimizer == "adamw"
@@ -53,12 +53,12 @@ def test_modes_and_optimizers():
         ("", False, "host_old_torch"),
     ],
 )
-def test_the_version_decides_what_torch_could_do(version, legacy, host):
+def test_torch_version_sets_legacy_and_slow_host(version, legacy, host):
     c = case(framework="pytorch", framework_version=version)
     assert (c.variant.legacy, c.software.slow_host) == (legacy, host)
 
 
-def test_parallelism_is_read_from_its_text():
+def test_parallelism_text_is_parsed():
     c = case(
         num_gpus=16.0,
         num_nodes=2.0,
@@ -83,7 +83,7 @@ def test_parallelism_is_read_from_its_text():
     assert tensor.cluster.network_gb_per_s_per_device == 50
 
 
-def test_step_time_from_throughput():
+def test_step_time_is_derived_from_throughput():
     c = case(
         step_time_ms=None,
         samples_per_sec=640.0,
@@ -129,7 +129,7 @@ def test_case_of_rejects_impossible_runs(stated):
         case(**stated)
 
 
-def test_a_pipeline_s_schedule_and_virtual_stages_are_words():
+def test_pipeline_schedule_and_virtual_stages_are_parsed():
     sizes = {"num_gpus": 8.0, "global_batch": 64.0, "batch_per_gpu": 4.0}
     for words, expected in (
         ("", ("1f1b", 1)),
@@ -142,7 +142,7 @@ def test_a_pipeline_s_schedule_and_virtual_stages_are_words():
         assert (e.micro_batch, e.accumulation) == (4, 16)
 
 
-def test_columns_say_what_a_run_s_software_did():
+def test_software_columns_override_defaults():
     c = case(
         engine="unoverlapped",
         attention="native",
@@ -155,7 +155,7 @@ def test_columns_say_what_a_run_s_software_did():
         "unoverlapped",
         "efficient",
         "device",
-    )  # a V100's own
+    )  # default on a V100
     assert (
         c.assumed == "64 heads, a network of 25 GB/s per GPU, a host that launches as torch 1.9 did"
     )
@@ -168,7 +168,7 @@ def test_columns_say_what_a_run_s_software_did():
     assert case(attention="flash2", framework_version="torch 2.1").software.attention == "flash2"
 
 
-def test_samples_copied_from_the_host_take_time():
+def test_host_to_device_copies_take_time():
     saved = replace(workload(), sample_bytes=1e6)
     plain, copied = (
         forecast_case(case(host_copy=word), saved).step.host_to_device_ms for word in ("", "yes")
@@ -176,7 +176,7 @@ def test_samples_copied_from_the_host_take_time():
     assert (plain, copied > 0) == (0.0, True)
 
 
-def test_hybrid_sharding_and_gathered_parameters_kept():
+def test_hybrid_shard_and_shard_grad_op_are_parsed():
     c = case(
         num_gpus=16.0,
         num_nodes=2.0,
@@ -198,11 +198,11 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
         ("NVSwitch + HDR InfiniBand", 8, None),
     ],
 )
-def test_networks(text, gpus, expected):
+def test_network_bandwidth_is_parsed_from_text(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
 
 
-def test_a_named_host_launches_at_its_own_speed():
+def test_named_host_sets_launch_speed():
     slow = case(host="Xeon Platinum 8259CL", batch_per_gpu=1.0)
     assert slow.cluster.host.name == "Xeon Platinum 8259CL"
     fast = case(host="13900K", batch_per_gpu=1.0)
@@ -217,6 +217,6 @@ def test_a_named_host_launches_at_its_own_speed():
 @pytest.mark.parametrize(
     ("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)]
 )
-def test_a_network_that_no_run_states_is_one_of_its_card_s_time(gpu, gb_per_s):
+def test_missing_network_defaults_to_bandwidth_of_gpu_generation(gpu, gb_per_s):
     c = case(gpu_canonical=gpu, num_gpus=16.0, num_nodes=2.0)
     assert c.cluster.network_gb_per_s_per_device == gb_per_s

@@ -1,4 +1,4 @@
-"""Expert parallelism: who computes what, holds what, and sends what to whom."""
+"""Expert parallelism: computation, memory and communication per rank."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def forecaster(workload, nodes=1, per_node=8):
 
 
 def grouped(workload, batch, *ranks):
-    """(FLOPs, groups, rows of all groups) of the first grouped product of a rank."""
+    """Return (FLOPs, groups, rows of all groups) of the first grouped matmul of a rank."""
     form = workload.forms["half"]
     table = rank_operators(form.operators, form.blocks, *ranks)
     first = table.function.index(GROUPED)
@@ -47,18 +47,18 @@ def grouped(workload, batch, *ranks):
     return at_batch(table.flops[first], batch), groups, groups * rows
 
 
-def test_ranks_hold_fewer_experts_and_get_as_many_rows(workload):
+def test_expert_parallel_ranks_hold_fewer_experts_but_same_tokens(workload):
     rows, flops = 4 * TOKENS * CHOSEN, 4 * TOKENS * CHOSEN * 2 * WIDTH * 2 * INNER
     assert grouped(workload, 4, 1, 1, False) == (flops, EXPERTS, rows)
     assert grouped(workload, 4, 1, 1, False, 4, 1) == (flops, EXPERTS / 4, rows)
-    # a tensor-parallel rank brings its part of the tokens; experts that two ranks divide get those of both
+    # a tensor-parallel rank contributes its share of the tokens; experts split over two ranks receive tokens of both
     assert grouped(workload, 4, 2, 1, True, 4, 1) == (flops / 2, EXPERTS / 4, rows / 2)
     assert grouped(workload, 4, 2, 1, True, 4, 2) == (flops / 2, EXPERTS / 4, rows)
     assert grouped(workload, 4, 1, 1, False, 4, 1, 1.5) == (1.5 * flops, EXPERTS / 4, 1.5 * rows)
 
 
-def test_states_of_experts_have_fewer_copies(workload):
-    """16 ranks, ep 4: 4 copies of each expert, 16 of all else."""
+def test_expert_states_are_sharded_over_expert_parallel_ranks(workload):
+    """16 ranks with ep 4 hold 4 copies of each expert and 16 of everything else."""
     experts = workload.forms["half"].blocks.expert_parameters * workload.forms["half"].blocks.count
     rest = workload.parameters - experts
     one = replace(EP8, nnodes=2, ep=4)
@@ -87,7 +87,7 @@ def exposed(workload, nodes=1, per_node=8, **changes):
     )
 
 
-def test_tokens_are_sent_to_their_experts(workload):
+def test_expert_exchange_time_depends_on_network_and_library(workload):
     here, far = exposed(workload), exposed(workload, nodes=8, per_node=1)
     assert exposed(workload, ep=1) == 0 < here < far
     assert exposed(workload, nodes=4, per_node=2, expert_exchange="deep_ep") < exposed(
@@ -107,7 +107,7 @@ def test_tokens_are_sent_to_their_experts(workload):
     assert recomputed == pytest.approx(1.5 * here)  # forward, forward again, backward
 
 
-def test_a_fuller_rank_takes_longer_and_more_memory(workload):
+def test_expert_load_imbalance_costs_time_and_memory(workload):
     even, uneven = (
         forecaster(workload).forecast(replace(EP8, expert_load=load)) for load in (1.0, 3.0)
     )
@@ -122,25 +122,25 @@ def test_a_fuller_rank_takes_longer_and_more_memory(workload):
         (replace(EP8, ep=16, nproc_per_node=16), "it has 8 experts"),
     ],
 )
-def test_sizes_that_do_not_divide_experts(workload, execution, words):
+def test_sizes_that_do_not_divide_experts_are_rejected(workload, execution, words):
     with pytest.raises(Contradiction, match=words) as refused:
         forecaster(workload, per_node=execution.nproc_per_node).forecast(execution)
     assert "1, 2, 4, 8" in refused.value.hint
 
 
-def test_a_model_without_experts_has_none_to_divide():
+def test_ep_is_rejected_for_model_without_experts():
     execution = Execution(nproc_per_node=2, ep=2)
     with pytest.raises(Contradiction, match="ep 2"):
         forecaster(stacked(), per_node=2).forecast(execution)
 
 
-def test_ranks_must_make_whole_copies_of_the_experts():
+def test_ep_times_expert_tp_must_divide_ranks():
     with pytest.raises(Contradiction, match="ep 4 x expert_tp 2"):
         Execution(nproc_per_node=4, tp=2, ep=4)
     assert Execution(nproc_per_node=4, tp=2, ep=4, expert_tp=1).data_parallel_size == 2
 
 
-def test_autocast_is_refused_where_it_would_leave_experts_in_fp32(workload):
+def test_autocast_is_rejected_if_experts_would_stay_in_fp32(workload):
     table = forecaster(workload).at(
         [replace(EP8, precision="amp_bf16", zero_stage=stage) for stage in (0, 3)]
     )
@@ -148,7 +148,7 @@ def test_autocast_is_refused_where_it_would_leave_experts_in_fp32(workload):
     assert "autocast" in table.reason(0)
 
 
-def test_measured_runs_state_their_experts():
+def test_expert_parallelism_text_is_parsed():
     execution = read_parallelism("tp=2,pp=8,cp=1,vp=4,ep=64,deepep")
     assert (execution.ep, execution.expert_tp, execution.expert_exchange) == (64, 1, "deep_ep")
     assert read_parallelism("ep=8,etp=2").expert_tp == 2
@@ -158,8 +158,8 @@ def test_measured_runs_state_their_experts():
     assert read_parallelism("fsdp=8,ep=8").zero_stage == 3
 
 
-def test_experts_of_uneven_rows_are_padded_for_their_weights_gradients(workload):
-    """A gradient that sums over 10,922.7 rows an expert is no product of odd sizes, which matrix units take in small pieces."""
+def test_expert_weight_gradients_are_padded_to_aligned_rows(workload):
+    """A gradient summed over 10,922.7 rows per expert does not become an unaligned matmul, which would be slow on tensor cores."""
     f = forecaster(workload)
     key, batches = (
         kernel_key(replace(EP8, expert_load=1.07, precision="fp8"), f.target.software),
@@ -178,8 +178,8 @@ def test_experts_of_uneven_rows_are_padded_for_their_weights_gradients(workload)
     assert np.abs(steps).max() < 0.05
 
 
-def test_a_router_in_fp32_is_multiplied_in_16_bits_where_the_software_does(workload):
-    """Megatron-Core's RouterGatingLinearFunction, where transformers casts DeepSeek-V3's router to fp32."""
+def test_router_software_setting_computes_fp32_router_in_16_bits(workload):
+    """Megatron-Core's RouterGatingLinearFunction uses 16 bits; transformers casts DeepSeek-V3's router to fp32."""
     form = workload.forms["half"]
     operators, blocks = form.operators, form.blocks
     inside = (np.array(operators.kind) == "gemm") & (blocks.operator_counts > 0)
@@ -194,7 +194,7 @@ def test_a_router_in_fp32_is_multiplied_in_16_bits_where_the_software_does(workl
     assert (run.read_bytes[~inside] == operators.read_bytes[~inside]).all()
 
 
-def test_layers_of_experts_widen_the_interval(workload):
+def test_expert_layers_widen_interval(workload):
     table = forecaster(workload).at([EP8])
     (sd,) = table.outside_sds
     of_host = host_sensitivity(table.parts, table.step_ms)[0] * table.forecaster.target.host.log_sd

@@ -1,4 +1,4 @@
-"""Invariants of the forecast: parts add up, more work never takes less time, impossible things are said."""
+"""Invariants of a forecast: parts sum to the total, more work never takes less time, impossible requests give a reason."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_every_device_gives_a_step_or_a_reason(device, batch, precision):
         return
     assert sum(getattr(f.step, part) for part in STEP_PARTS) == pytest.approx(f.step.total_ms)
     assert f.step_time_interval_ms.low < f.step.total_ms < f.step_time_interval_ms.high
-    assert 0 < f.mfu <= 1.25  # GeForce cards clock above their sheet
+    assert 0 < f.mfu <= 1.25  # GeForce cards run above their datasheet clock
 
 
 @given(in_fp32, st.integers(1, 256), st.integers(1, 256))
@@ -50,7 +50,7 @@ def test_a_larger_batch_never_takes_less_time_or_memory(device, a, b):
 
 
 @given(st.integers(1, 64), st.integers(1, 8))
-def test_accumulation_costs_at_least_its_micro_steps(batch, accumulation):
+def test_accumulation_multiplies_forward_but_not_optimizer_time(batch, accumulation):
     whole, split = one(batch=batch), one(batch=batch, accumulation=accumulation)
     assert split.step.forward_ms == pytest.approx(accumulation * whole.step.forward_ms)
     assert split.step.optimizer_ms == whole.step.optimizer_ms
@@ -69,8 +69,8 @@ def test_operator_times_are_at_least_the_roofline():
     assert (times.device_s[:2] >= flops / (device.fp32_tflops.value * 1e12)).all()
 
 
-def test_a_faster_device_is_never_slower():
-    """The same device with more of one thing."""
+def test_better_datasheet_never_increases_step_time():
+    """The faster device is the same device with one figure doubled."""
     base = find_device("A100")
     for name in ("fp32_tflops", "memory_bandwidth_gb_per_s"):
         better = replace(
@@ -83,7 +83,7 @@ def test_a_faster_device_is_never_slower():
         assert times[1] <= times[0]
 
 
-def test_precision_chooses_the_rate():
+def test_matrix_peak_follows_precision():
     a100, v100, p100 = find_device("A100"), find_device("V100"), find_device("P100")
     assert matrix_peak(a100, "fp32", False) == Peak(19.5e12, False)
     assert matrix_peak(a100, "tf32", False) == Peak(156e12, True)
@@ -94,7 +94,7 @@ def test_precision_chooses_the_rate():
     assert "no bf16" in matrix_peak(v100, "bf16", True)
 
 
-def test_unsupported_precision_is_a_reason():
+def test_unsupported_precision_gives_reason_instead_of_step():
     for device, precision, word in (("T4", "bf16", "bf16"), ("A100", "fp8", "FP8")):
         f = one(device, precision=precision)
         assert f.step is None
@@ -115,16 +115,16 @@ def test_model_parallelism_needs_repeated_blocks(changes, word):
     assert word in f.reason
 
 
-def test_more_gpus_cost_communication():
+def test_more_gpus_add_communication_time():
     alone, eight = one(batch=1), one(batch=1, per_node=8)
     assert alone.step.communication_ms == 0 < eight.step.communication_ms
     assert eight.execution.global_batch == 8
     assert eight.samples_per_second < 8 * alone.samples_per_second
     without_link = one("L4", per_node=4).step.communication_ms
-    assert without_link > eight.step.communication_ms  # PCIe, against NVLink
+    assert without_link > eight.step.communication_ms  # PCIe is slower than NVLink
 
 
-def test_several_nodes_need_a_network():
+def test_several_nodes_require_network_bandwidth():
     cluster = Cluster(device=find_device("A100"), devices_per_node=8, nodes=2)
     two_nodes = Execution(nnodes=2, nproc_per_node=8)
     assert "more than one node" in forecast(WORKLOAD, two_nodes, cluster).reason
@@ -137,7 +137,7 @@ def test_several_nodes_need_a_network():
     assert times[0] > times[1] > 0
 
 
-def test_out_of_memory_is_a_result():
+def test_out_of_memory_is_reported_with_step_time():
     small, large = one("T4", batch=8), one("T4", batch=4096)
     assert small.fits
     assert large.fits is False
@@ -145,7 +145,7 @@ def test_out_of_memory_is_a_result():
     assert any("does not fit" in w for w in large.warnings)
 
 
-def test_training_time_and_cost():
+def test_training_time_and_cost_follow_from_schedule():
     schedule = Schedule(samples=8000, epochs=2.0)
     f = one(schedule=schedule, price=3.6)
     assert f.training_time.stepping_s == pytest.approx(2000 * f.step.total_ms / 1e3)
@@ -163,13 +163,13 @@ def test_launch_bound_steps_have_a_warning():
     assert any("launch-bound" in w for w in f.warnings)
 
 
-def test_untraced_number_format_is_an_error_with_a_hint():
+def test_untraced_precision_raises_error_with_hint():
     partial = replace(WORKLOAD, forms={"fp32": WORKLOAD.forms["fp32"]})
     with pytest.raises(TrainpaceError, match="`save_workload`"):
         forecast(partial, Execution(precision="bf16"), Cluster(device=find_device("A100")))
 
 
-def test_impossible_values_raise():
+def test_impossible_values_are_rejected():
     with pytest.raises(TrainpaceError):
         StepTime(forward_ms=-1.0)
     with pytest.raises(TrainpaceError):

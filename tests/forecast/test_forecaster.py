@@ -1,4 +1,4 @@
-"""One forecaster: arrays give the numbers of single forecasts, on any target, in any order, and from any thread."""
+"""A forecaster gives the same results for grids and single executions, on any target, in any order, from any thread."""
 
 import random
 import time
@@ -24,7 +24,7 @@ def on(device, **kernels):
 
 
 @pytest.mark.parametrize("model", [workload(), stacked()], ids=["one layer", "blocks"])
-def test_a_curve_is_the_forecast_of_every_batch(model):
+def test_batch_sweep_equals_single_forecasts(model):
     batches = [1, 2, 7, 31, 32, 33, 64, 500]
     curve = Forecaster(model, Target(FOUR)).at(Grid.vary(RUN, micro_batch=batches))
     records = curve.forecasts()
@@ -38,7 +38,7 @@ def test_a_curve_is_the_forecast_of_every_batch(model):
         assert curve.fits[i] == alone.fits
 
 
-def test_calibrated_machine_is_a_target():
+def test_forecaster_accepts_calibrated_machine():
     target = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
     curve = Forecaster(workload(), target).at(Grid.vary(Execution(), micro_batch=range(1, 71)))
     for i in (0, 40, 69):
@@ -50,7 +50,7 @@ def test_calibrated_machine_is_a_target():
     assert "has to be calibrated" in refused.reason
 
 
-def test_impossible_mfu_of_a_calibrated_machine_is_none():
+def test_impossible_mfu_on_calibrated_machine_is_none():
     made = cpu()
     slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=1e-6))
     sound, damaged = (
@@ -64,7 +64,7 @@ def test_impossible_mfu_of_a_calibrated_machine_is_none():
     assert damaged.step == sound.step
 
 
-def test_refused_rows_have_a_reason_and_others_a_time():
+def test_rejected_rows_have_reason_and_others_have_time():
     rows = [
         RUN,
         replace(RUN, precision="fp8"),
@@ -83,7 +83,7 @@ def test_refused_rows_have_a_reason_and_others_a_time():
     assert np.isnan(several.low_ms[1:]).all()
 
 
-def test_workload_traced_at_one_batch_has_only_that_batch():
+def test_workload_traced_at_one_batch_forecasts_only_that_batch():
     only = replace(workload(), traced_batches=(7,))
     rows = Forecaster(only, Target(FOUR)).at(Grid.vary(RUN, micro_batch=[1, 7, 8]))
     assert rows.timed.tolist() == [False, True, False]
@@ -92,7 +92,7 @@ def test_workload_traced_at_one_batch_has_only_that_batch():
     assert workload().only_batch is None
 
 
-def test_executions_of_several_engines_and_memory_formats_in_one_grid():
+def test_grid_mixes_engines_and_memory_formats():
     rows = [
         replace(RUN, zero_stage=0, engine=engine, channels_last=nhwc)
         for engine in EXECUTION_FIELDS["engine"].choices
@@ -105,7 +105,7 @@ def test_executions_of_several_engines_and_memory_formats_in_one_grid():
         assert together.grid.execution(i) == execution
 
 
-def test_forecasters_share_kernel_tables_but_not_answers():
+def test_forecasters_share_kernel_tables_but_not_results():
     first = Forecaster(stacked(), on("T4"))
     run = Execution(micro_batch=4, precision="fp32")
     slow = first.forecast(run)
@@ -123,7 +123,7 @@ def test_forecasters_share_kernel_tables_but_not_answers():
     )
 
 
-def test_clipping_reads_the_gradients_twice_and_writes_them_once():
+def test_gradient_clipping_time_is_three_passes_over_gradients():
     forecaster = Forecaster(workload(), Target(FOUR))
     bytes_ms = FOUR.device.memory_bandwidth_gb_per_s.value * 1e6 * ACCUMULATE_SHARE
 
@@ -141,10 +141,10 @@ def test_clipping_reads_the_gradients_twice_and_writes_them_once():
     assert clipping_ms() == pytest.approx(3 * 4 * workload().trainable_parameters / bytes_ms)
     assert clipping_ms(zero_stage=1) == pytest.approx(clipping_ms() / 4)
     assert clipping_ms(precision="bf16") == pytest.approx(clipping_ms() / 2)
-    assert clipping_ms(accumulation=8) == pytest.approx(clipping_ms())  # once an update
+    assert clipping_ms(accumulation=8) == pytest.approx(clipping_ms())  # once per update
 
 
-def test_a_larger_batch_starts_fewer_copies():
+def test_larger_batch_starts_fewer_host_copies():
     small = replace(workload(), sample_bytes=100.0, batch_tensors=3)
     forecaster = Forecaster(small, on("T4")._replace(host_copy_gb_per_s=12.0))
     few, many = (
@@ -152,14 +152,14 @@ def test_a_larger_batch_starts_fewer_copies():
     )
     assert 8 * many - few == pytest.approx(
         7 * 3 * COPY_START_US * 1e-3
-    )  # as many bytes, seven times three copies fewer
+    )  # the same bytes in 7 x 3 fewer copies
     accumulated = forecaster.forecast(
         Execution(micro_batch=8, accumulation=8)
     ).step.host_to_device_ms
     assert accumulated == pytest.approx(8 * many)
 
 
-def test_every_field_of_an_execution_is_a_column():
+def test_every_execution_field_is_a_grid_column():
     assert set(EXECUTION_FIELDS) == set(Execution.__struct_fields__)
     for name, field in EXECUTION_FIELDS.items():
         assert field.help, name
@@ -222,10 +222,10 @@ def _eight_threads(seconds):
         assert sum(pool.map(work, range(8))) > 8
 
 
-def test_eight_threads_get_the_answers_of_one():
+def test_eight_threads_get_same_forecasts_as_one():
     _eight_threads(2.0)
 
 
 @pytest.mark.long
-def test_eight_threads_get_the_answers_of_one_for_half_a_minute():
+def test_eight_threads_get_same_forecasts_as_one_for_30_seconds():
     _eight_threads(30.0)

@@ -1,4 +1,4 @@
-"""What torch.compile fuses: chains between products collapse to what enters and leaves them."""
+"""Fusion by torch.compile: a chain of operators between matmuls only reads its inputs and writes its outputs."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.workload import FUNCTIONS, MOST_SIZES, Operators
 
 WIDTH = 512
-"""Elements of a sample's tensors; products are WIDTH x WIDTH."""
+"""Elements of a sample's tensors. Matmuls are WIDTH x WIDTH."""
 
 
 class Call(NamedTuple):
-    """One operator in fp32 on tensors of WIDTH elements a sample, or a product between such tensors."""
+    """One fp32 operator on tensors of WIDTH elements per sample, or a matmul of such tensors."""
 
     function: str
     inputs: int = 1
@@ -70,7 +70,7 @@ def table(*calls):
 
 
 def tensors(operators, batch=16):
-    """Tensors of a sample's WIDTH elements that element-wise operators still read and write, all together."""
+    """Return how many tensors of WIDTH elements per sample the element-wise operators read and write after fusion."""
     left = fused(operators)
     moved = left.traffic * operators.moved_bytes(batch) * operators.count
     return float(moved[left.joined].sum()) / (4 * WIDTH * batch)
@@ -81,7 +81,7 @@ def kernels(operators):
     return float((left.launches * operators.launches * operators.count)[left.joined].sum())
 
 
-def test_a_lone_operator_between_two_products_keeps_its_traffic_and_its_kernel():
+def test_single_operator_between_matmuls_keeps_traffic_and_kernel():
     left = fused(table(product(), Call("relu"), product()))
     assert left.traffic.tolist() == [1, 1, 1]
     assert left.launches.tolist() == [1, 1, 1]
@@ -89,7 +89,7 @@ def test_a_lone_operator_between_two_products_keeps_its_traffic_and_its_kernel()
 
 
 @pytest.mark.parametrize("length", [2, 3, 10])
-def test_a_chain_reads_once_and_writes_once_in_one_kernel(length):
+def test_unary_chain_fuses_into_one_kernel_with_one_read_and_write(length):
     chain = table(product(), *(Call(f"unary{i}") for i in range(length)), product())
     assert tensors(chain) == 2
     assert kernels(chain) == 1
@@ -100,31 +100,31 @@ def test_chain_reads_each_tensor_once():
     assert tensors(swish) == 2
 
 
-def test_a_gate_reads_both_products():
+def test_gated_chain_reads_both_matmul_outputs():
     gated = table(product(count=2), Call("silu"), Call("mul", inputs=2), product())
     assert tensors(gated) == 3
     assert kernels(gated) == 1
 
 
-def test_a_residual_is_read_from_another_chain():
+def test_residual_adds_one_read_from_another_chain():
     without = table(Call("exp"), product(), Call("tanh"), product())
     with_residual = table(Call("exp"), product(), Call("tanh"), Call("add", inputs=2), product())
     assert tensors(with_residual) == tensors(without) + 1
 
 
-def test_matmuls_separate_chains():
-    """The results of two chains are each written for a product, and each product's result is read."""
+def test_matmuls_split_fused_chains():
+    """Each of the two chains reads the output of a matmul and writes the input of the next one."""
     assert tensors(table(product(), Call("relu"), product(), Call("gelu"), product())) == 4
 
 
-def test_statistics_of_a_batch_norm_take_a_pass_of_their_own():
+def test_training_batch_norm_takes_extra_pass_for_statistics():
     trained = table(product(), Call("native_batch_norm"), Call("relu"), product())
     known = table(product(), Call("native_batch_norm_inference"), Call("relu"), product())
     assert (tensors(trained), tensors(known)) == (3, 2)
     assert kernels(trained) == 2
 
 
-def test_the_backward_pass_reads_what_the_forward_pass_read_and_computes_the_rest_again():
+def test_fused_backward_recomputes_intermediates_from_forward_inputs():
     forward = (product(), Call("mul"), Call("tanh"), Call("exp"), product())
     backward = (
         product("backward"),
@@ -134,7 +134,7 @@ def test_the_backward_pass_reads_what_the_forward_pass_read_and_computes_the_res
         ),
         product("backward"),
     )
-    # forward 2; backward: the gradient, the product's result that is read again, and what is written
+    # 2 forward; 3 backward: the gradient, the matmul output that is read again, and the result
     assert tensors(table(*forward, *backward)) == 5
 
 
@@ -169,15 +169,15 @@ calls = st.builds(
 )
 
 
-def test_a_call_without_a_result_still_reads():
-    """A custom operator that returns nothing, in either pass."""
+def test_operator_without_output_keeps_its_traffic():
+    """A custom operator without an output keeps its traffic in both passes."""
     lonely = Call("relu", outputs=0)
     assert fused(table(product(), lonely, product())).traffic[1] == 1
     assert np.isfinite(fused(table(product(), lonely._replace(phase="backward"))).traffic).all()
 
 
 @pytest.mark.parametrize("function", ["clone", "fill", "relu", "native_batch_norm"])
-def test_compiling_a_lone_operator_is_not_slower(function):
+def test_compiling_single_operator_is_not_slower(function):
     kernel_table, c, device = (
         KernelTable(table(product(), Call(function), product())),
         fitted_constants(),
@@ -192,7 +192,7 @@ def test_compiling_a_lone_operator_is_not_slower(function):
 
 
 @given(st.lists(calls, min_size=1, max_size=25))
-def test_compiled_never_moves_or_launches_more_than_eager(rows):
+def test_compiled_never_has_more_traffic_or_launches_than_eager(rows):
     operators = table(*rows)
     left = fused(operators)
     once = np.array([name != "native_batch_norm" for name in operators.function])
@@ -204,13 +204,13 @@ def test_compiled_never_moves_or_launches_more_than_eager(rows):
 
 
 @given(st.lists(calls, min_size=1, max_size=12), st.integers(2, 7))
-def test_fusion_of_alike_layers_equals_one_layer_repeated(rows, layers):
+def test_fusion_of_repeated_layers_equals_one_layer(rows, layers):
     one, many = table(*rows), table(*(row._replace(count=row.count * layers) for row in rows))
     for single, several in zip(fused(one), fused(many), strict=True):
         assert several == pytest.approx(single)
 
 
-def test_only_compiled_rows_change_their_time():
+def test_compile_changes_only_rows_that_request_it():
     operators, c = table(product(), Call("exp"), Call("tanh"), product()), fitted_constants()
     kernel_table = KernelTable(operators)
     rates = sustained_rates(find_device("A100"), "fp32", True, False, c)

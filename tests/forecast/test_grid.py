@@ -1,4 +1,4 @@
-"""Executions at scale: parts add up, sharding never adds work, bubbles are what theory says, a grid is many forecasts."""
+"""Grids of parallel executions: parts sum up, sharding never adds work, and pipeline bubbles match theory."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def at(executions):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(executions(), min_size=1, max_size=4))
-def test_a_grid_gives_what_forecasts_give_one_by_one(many):
+def test_grid_equals_single_forecasts(many):
     found = at(many)
     assert found.feasible.shape == (len(many),)
     for i, execution in enumerate(many):
@@ -94,7 +94,7 @@ def test_memory_is_computed_once_for_all_devices(monkeypatch):
     assert (again.step_ms > whole.step_ms).all()
 
 
-def test_undivided_execution_is_the_plain_forecast():
+def test_unsharded_execution_ignores_blocks():
     alone = replace(cluster(), nodes=1, devices_per_node=1)
     plain = forecast(
         replace(WORKLOAD, forms=without_blocks()), Execution(precision="bf16", micro_batch=4), alone
@@ -124,7 +124,7 @@ def test_sharding_never_adds_work_to_a_rank(tp, pp, cp, sequence):
 
 
 @given(st.integers(0, 3))
-def test_more_gpus_at_a_fixed_global_batch_never_compute_longer(stage):
+def test_more_gpus_at_fixed_global_batch_never_increase_compute_time(stage):
     last = None
     for nodes in (1, 2, 4, 8):
         step = forecast(
@@ -137,14 +137,14 @@ def test_more_gpus_at_a_fixed_global_batch_never_compute_longer(stage):
 
 @settings(deadline=None)
 @given(executions(), st.floats(1, 100), st.floats(1, 4))
-def test_more_bandwidth_is_never_slower(execution, network, factor):
+def test_more_network_bandwidth_never_increases_step_time(execution, network, factor):
     slow = forecast(WORKLOAD, execution, cluster(network=network)).step.total_ms
     fast = forecast(WORKLOAD, execution, cluster(network=network * factor)).step.total_ms
     assert fast <= slow * (1 + 1e-9)
 
 
 def blocks_alone():
-    """Nothing before and behind the blocks, so that stages of as many blocks are alike."""
+    """Return the workload without operators outside the blocks, so that equal stages take equal time."""
     form = WORKLOAD.forms["half"]
     inside = form.blocks.operator_counts > 0
     optimizer = np.array([phase == "optimizer" for phase in form.operators.phase])
@@ -193,7 +193,7 @@ def memory(**changes):
     )
 
 
-def test_memory_falls_with_the_stage_and_with_ranks():
+def test_memory_decreases_with_zero_stage_and_parallel_ranks():
     stages = [memory(zero_stage=stage).allocated_gib for stage in range(4)]
     assert stages == sorted(stages, reverse=True)
     for name, stage in (("tp", 0), ("tp", 3), ("cp", 3), ("pp", 0)):
@@ -204,7 +204,7 @@ def test_memory_falls_with_the_stage_and_with_ranks():
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 16))
-def test_1f1b_keeps_no_more_than_gpipe(pp, m):
+def test_1f1b_activations_do_not_exceed_gpipe(pp, m):
     keeps = [
         memory(pp=pp, accumulation=m, pipeline_schedule=name).activations_gib
         for name in ("1f1b", "gpipe")
@@ -225,7 +225,7 @@ def test_recomputation_trades_memory_for_time():
     )
 
 
-def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
+def test_megatron_mixed_precision_holds_18_bytes_per_parameter():
     # 2 (weights) + 4 (main gradients) + 12 (fp32 weights and two moments): Megatron-LM's bf16 optimizer
     found = memory(tp=8)
     held = found.parameters_gib / 2
@@ -248,7 +248,7 @@ def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
         ({"offload_parameters": True, "zero_stage": 2}, ["stage 3", "2"]),
     ],
 )
-def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
+def test_contradictory_sizes_are_named_in_error(changes, words):
     with pytest.raises(Contradiction) as error:
         forecast(WORKLOAD, run(**changes), cluster())
     for word in words:
@@ -276,13 +276,13 @@ def test_grid_reports_broken_rules_by_name():
     assert found.feasible.tolist() == [bool(found.fits[0]), False, False]
 
 
-def test_offloading_frees_memory_and_takes_time():
+def test_optimizer_offload_frees_memory_and_adds_time():
     here, away = (forecast(WORKLOAD, run(offload_optimizer=o), cluster()) for o in (False, True))
     assert away.memory.optimizer_states_gib == 0 < here.memory.optimizer_states_gib
     assert away.step.total_ms > here.step.total_ms
 
 
-def test_recomputing_everything_leaves_inputs_and_the_head():
+def test_full_recomputation_keeps_block_inputs_and_head():
     form = WORKLOAD.forms["half"]
     blocks, batch = form.blocks, 64
     full = memory(activation_checkpointing="full", accumulation=1, zero_stage=3, micro_batch=64)
@@ -292,7 +292,7 @@ def test_recomputing_everything_leaves_inputs_and_the_head():
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_fsdp_in_a_pipeline_collects_gradients_and_keeps_parameters(reshard):
+def test_fsdp_in_pipeline_keeps_stage_gradients_and_parameters(reshard):
     def at(m, nodes=2):
         changes = {
             "pp": 2,
@@ -315,14 +315,14 @@ def test_fsdp_in_a_pipeline_collects_gradients_and_keeps_parameters(reshard):
     assert many.memory.gradients_gib >= stage_gib
 
 
-def test_what_is_collected_is_scattered_after_the_last_backward_pass():
+def test_fsdp_in_pipeline_reduce_scatter_is_not_overlapped():
     def scattered(micro_batch):
         found = forecast(WORKLOAD, run(2, pp=2, zero_stage=3, micro_batch=micro_batch), cluster(2))
         return found.exposed_ms["data_parallel"]
 
     assert scattered(64) == pytest.approx(
         scattered(1)
-    )  # whatever the pass that it could have hidden under
+    )  # independent of the length of the backward pass
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_what_is_collected_is_scattered_after_the_last_backward_pass():
         ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
     ],
 )
-def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
+def test_gradients_are_communicated_in_accumulation_precision(changes, bytes_each, monkeypatch):
     seen, step_exchanges = {}, Communication.step
     for precision in bytes_each:
 
@@ -348,7 +348,7 @@ def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each,
     assert seen == pytest.approx(bytes_each)
 
 
-def test_gradients_that_are_sharded_are_added_up_in_shards():
+def test_zero2_accumulates_only_its_gradient_shard():
     def added(stage):
         once, often = (
             forecast(
@@ -364,7 +364,7 @@ def test_gradients_that_are_sharded_are_added_up_in_shards():
     assert added(2) == pytest.approx(added(1) / 32)
 
 
-def test_sharded_gradients_are_offloaded_with_the_optimizer():
+def test_zero1_offload_caps_gradient_memory_at_bucket_size():
     kept, gone = (memory(zero_stage=1, offload_optimizer=o).gradients_gib for o in (False, True))
     assert gone == kept  # smaller than a bucket
     form = WORKLOAD.forms["half"]
@@ -376,12 +376,12 @@ def test_sharded_gradients_are_offloaded_with_the_optimizer():
     )
 
 
-def test_offloaded_masters_leave_16_bit_shards():
+def test_offloaded_master_weights_leave_16_bit_shards_on_gpu():
     here, away = (memory(zero_stage=3, offload_optimizer=o).parameters_gib for o in (False, True))
     assert here - away == pytest.approx(WORKLOAD.parameters * 2 / 32 / 2**30)
 
 
-def test_gradients_are_copied_out_in_every_micro_step():
+def test_zero2_offload_copies_gradients_every_micro_step():
     def copied(m):
         found = forecast(
             WORKLOAD, run(zero_stage=2, offload_optimizer=True, accumulation=m), cluster()
@@ -397,13 +397,13 @@ def exchanges_of(mode, **changes):
     return found.exposed_ms
 
 
-def test_no_gathering_after_the_step_without_optimizer():
+def test_parameters_are_gathered_after_step_only_with_optimizer():
     assert exchanges_of("train", zero_stage=1)["parameters"] > 0
     assert "parameters" not in exchanges_of("forward_backward", zero_stage=1)
     assert "parameters" not in exchanges_of("inference", zero_stage=2)
 
 
-def test_inference_communicates_in_one_pass():
+def test_inference_communicates_only_in_forward_pass():
     for kind, changes in (
         ("tensor_parallel", {"tp": 2}),
         ("parameters", {"zero_stage": 3}),
@@ -418,7 +418,7 @@ def test_inference_communicates_in_one_pass():
     assert exchanges_of("inference", **again) == exchanges_of("inference", tp=2)
 
 
-def test_full_recomputation_repeats_the_ring():
+def test_full_recomputation_repeats_context_parallel_ring():
     plain, again = (
         exchanges_of("train", cp=4, activation_checkpointing=c)["context_parallel"]
         for c in ("none", "full")
@@ -427,7 +427,7 @@ def test_full_recomputation_repeats_the_ring():
     assert again - plain == pytest.approx(looked)
 
 
-def test_sgd_without_momentum_has_master_copies_too():
+def test_sgd_without_momentum_keeps_master_weights():
     form = WORKLOAD.forms["half"]
     plain = replace(form, memory=replace(form.memory, optimizer_bytes=0.0))
     found = step_memory(plain, run(tp=8), True)
@@ -453,8 +453,8 @@ def test_uneven_stages_compute_all_blocks():
         (14, 2, 8, (7, 0, 7)),
     ],
 )
-def test_embedding_and_head_may_count_as_blocks(layers, pp, virtual, held):
-    """Llama 3 of 405 billion parameters: 126 layers on 16 x 8 stages (Llama team 2024, section 3.3.2)."""
+def test_embedding_and_head_can_count_as_pipeline_blocks(layers, pp, virtual, held):
+    """Llama 3 405B runs 126 layers on 16 x 8 stages (Llama team 2024, section 3.3.2)."""
     schedule = "interleaved" if virtual > 1 else "1f1b"
     grid = Grid.of(
         [
@@ -477,7 +477,7 @@ def test_embedding_and_head_may_count_as_blocks(layers, pp, virtual, held):
     assert clashes(grid, Facts.of(WORKLOAD, fewer, one_node)).all()
 
 
-def test_embedding_without_head_is_on_the_first_stage():
+def test_embedding_without_head_is_on_first_stage():
     form = WORKLOAD.forms["half"]
     roles = tuple(
         "" if not n else r
@@ -502,7 +502,7 @@ def test_context_parallelism_divides_samples_not_constants():
     assert activations_gib(8) >= constant / 2**30
 
 
-def test_patch_convolution_is_on_the_first_stage():
+def test_patch_convolution_is_on_first_stage():
     form = WORKLOAD.forms["half"]
     rows = np.array(form.operators.kind) == "embedding"
     kinds = tuple(
@@ -513,7 +513,7 @@ def test_patch_convolution_is_on_the_first_stage():
         for name, row in zip(form.operators.function, rows, strict=True)
     )
     dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
-    dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
+    dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # one element
     patches = replace(
         form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops)
     )
@@ -531,7 +531,7 @@ def test_patch_convolution_is_on_the_first_stage():
     assert first_host[1] == pytest.approx(first_host[0] * library_call)
 
 
-def test_divisors():
+def test_divisors_lists_all_divisors():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(49) == [1, 7, 49]
     assert divisors(97) == [1, 97]

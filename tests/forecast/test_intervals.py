@@ -1,4 +1,4 @@
-"""Intervals come from held-out runs: around 1, wider for a card that no run was measured on."""
+"""Intervals are calibrated on held-out runs and are wider for cards without measured runs."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from trainpace.forecast.uncertainty import PARTS, deviation, fitted_spreads, sha
 from trainpace.workload import load_workload
 
 
-def test_every_interval_straddles_the_forecast():
+def test_interval_contains_forecast():
     spreads = fitted_spreads()
     assert set(spreads.parts) == set(PARTS)
     assert spreads.low < 0 < spreads.high
@@ -28,7 +28,7 @@ def test_larger_share_of_uncertain_part_widens_interval():
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=3, max_size=3), st.floats(0, 0.5))
-def test_the_shares_of_a_step_add_up_to_one(seconds, outside):
+def test_step_shares_sum_to_one(seconds, outside):
     step = StepTime(forward_ms=10.0, communication_ms=10 * outside)
     shares = shares_of(step, np.array([0, 0, 5]), np.array(seconds))
     assert shares.sum() == pytest.approx(1)
@@ -37,7 +37,7 @@ def test_the_shares_of_a_step_add_up_to_one(seconds, outside):
     )
 
 
-def test_the_fitted_cards_are_in_the_catalogue():
+def test_fitted_cards_are_in_catalogue():
     assert set(fitted_spreads().devices) <= {device.name for device in catalogue()}
 
 
@@ -51,7 +51,7 @@ def test_new_card_has_wider_interval():
     assert width("RTX 3090") < width("RTX 3060")
 
 
-def test_basis_names_runs_and_card():
+def test_interval_basis_names_held_out_runs():
     f = forecast(workload(), Execution(micro_batch=64), Cluster(device=find_device("V100")))
     assert "held-out runs" in f.step_time_interval_ms.basis
     assert f.step_time_interval_ms.coverage == pytest.approx(0.9)

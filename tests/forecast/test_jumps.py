@@ -1,4 +1,4 @@
-"""Jumps are found where they are, and nowhere else."""
+"""Jumps in the step time over the batch size are found with their size and cause."""
 
 import re
 from pathlib import Path
@@ -45,8 +45,8 @@ def test_jump_is_found_with_its_size(at, share):
 
 
 @pytest.mark.parametrize("device", ["P100", "T4", "V100"])
-def test_vgg_jumps_after_multiples_of_16_and_resnet_does_not(device):
-    """What the Training Cost Calculator's authors measured; docs/jumps.md says why."""
+def test_vgg_jumps_after_multiples_of_16_but_resnet_does_not(device):
+    """The authors of the Training Cost Calculator measured these jumps; docs/jumps.md explains them."""
     run, card = Execution(precision="fp32"), find_device(device)
     found = {}
     for name in ("vgg16", "resnet50"):
@@ -61,7 +61,7 @@ def test_vgg_jumps_after_multiples_of_16_and_resnet_does_not(device):
         assert jump.next_good == jump.before + 16
 
 
-def test_few_points_have_no_jumps():
+def test_three_points_have_no_jumps():
     assert find_jumps([1, 2, 3], np.array([1.0, 2.0, 30.0])) == []
 
 
@@ -70,7 +70,7 @@ def forecaster(model, gpu, precision, **kernels):
     return Forecaster(load_workload(model, (form_of(precision),), PLAIN), target)
 
 
-def test_jumps_vanish_without_the_named_padding(monkeypatch):
+def test_jumps_vanish_without_padding_they_name(monkeypatch):
     run = Execution(precision="fp32")
     assert {jump.mechanism for jump in forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES)} == {
         "padded batch"
@@ -80,7 +80,7 @@ def test_jumps_vanish_without_the_named_padding(monkeypatch):
     assert forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES) == ()
 
 
-def test_jumps_vanish_without_the_named_waves():
+def test_jumps_shrink_without_wave_quantization():
     run, sizes = Execution(precision="tf32"), range(1, 200)
     found = forecaster("resnet50", "H100", "tf32").jumps(run, sizes)
     assert [jump.before for jump in found] == [43, 86, 172]
@@ -104,7 +104,7 @@ def test_jumps_vanish_without_the_named_waves():
     assert without < with_waves / 2
 
 
-def test_an_unaligned_batch_is_named_and_the_next_aligned_one_is_good():
+def test_unaligned_batch_is_named_and_next_aligned_batch_recommended():
     first = forecaster("vgg16", "H100", "amp_fp16").jumps(
         Execution(precision="amp_fp16"), range(1, 50)
     )[0]
@@ -115,7 +115,7 @@ def test_an_unaligned_batch_is_named_and_the_next_aligned_one_is_good():
 @pytest.mark.parametrize(
     ("model", "gpu", "precision"), [("vgg16", "T4", "fp32"), ("resnet50", "V100", "amp_fp16")]
 )
-def test_a_good_size_has_the_throughput_of_the_one_before_the_jump(model, gpu, precision):
+def test_next_good_batch_recovers_throughput_before_jump(model, gpu, precision):
     made, run = forecaster(model, gpu, precision), Execution(precision=precision)
     found = made.jumps(run, range(1, 120))
     assert found
@@ -131,7 +131,7 @@ def test_a_good_size_has_the_throughput_of_the_one_before_the_jump(model, gpu, p
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=2, max_size=20))
-def test_the_next_good_size_is_the_first_that_is_good(step_ms):
+def test_next_good_is_smallest_batch_that_recovers_throughput(step_ms):
     sizes = list(range(11, 10 + len(step_ms)))
     good = next_good(10, sizes, np.array(step_ms))
     rates = [size / ms for size, ms in zip(sizes, step_ms[1:], strict=True)]
@@ -141,7 +141,7 @@ def test_the_next_good_size_is_the_first_that_is_good(step_ms):
     assert good == (enough[0] if enough else None)
 
 
-def test_tiling_of_one_row_equals_its_tiling_in_the_table():
+def test_tiling_of_single_operator_equals_its_row_in_table():
     made, run = forecaster("resnet50", "H100", "fp32"), Execution(precision="fp32")
     operators = made.workload.form("fp32").operators
     kernels, device = made.target.kernels, made.target.cluster.device

@@ -1,4 +1,4 @@
-"""The host's part of a step follows its CPU; what is not known of it widens the interval of steps that hang on it."""
+"""Host overhead follows the CPU rating. An unknown host widens the interval of launch-bound steps."""
 
 import math
 
@@ -26,13 +26,13 @@ def forecast(host=None, batch=1, model=None):
 
 
 def rated(points):
-    """A host of that rating."""
+    """Return a host CPU with this rating."""
     return replace(
         find_host("EPYC 7742"), single_thread=Figure(value=points, source="test", kind="measured")
     )
 
 
-def test_a_host_half_as_fast_takes_twice_as_long():
+def test_half_as_fast_host_doubles_launch_bound_step():
     target = Target(replace(H100, host=rated(REFERENCE_POINTS / 40)))
     assert target.host_factor == pytest.approx(40)
     fast = Target(replace(H100, host=rated(REFERENCE_POINTS / 20)))
@@ -44,11 +44,11 @@ def test_a_host_half_as_fast_takes_twice_as_long():
     assert quick.step.computing_ms == pytest.approx(slow.step.computing_ms)
 
 
-def test_library_calls_have_their_own_host_time():
+def test_library_calls_have_separate_host_time():
     c = replace(
         fitted_constants(), host_launch_us=3.0, host_library_us=20.0, host_optimizer_us=40.0
     )
-    table = operators()  # two products backward, one launch of the update
+    table = operators()  # two backward matmuls and one optimizer launch
     assert fitted_host_us(table, c).tolist() == [20.0, 40.0, 40.0]
     elementwise = replace(
         table,
@@ -76,7 +76,7 @@ def test_named_host_narrows_launch_bound_interval():
     assert width(large[0]) == pytest.approx(width(large[1]), rel=0.01)
 
 
-def test_the_widened_interval_adds_variances_at_either_end():
+def test_widened_interval_adds_variances_on_both_sides():
     spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
     assert widened(spread, 0.0) == spread
     wide = widened(spread, 0.2)
@@ -96,7 +96,7 @@ def sensitivity(step):
     )
 
 
-def test_sensitivity_is_the_steps_own_slope():
+def test_host_sensitivity_equals_slope_of_step_time():
     assert sensitivity(StepTime(forward_ms=5.0)) == 0
     assert sensitivity(StepTime()) == 0
     model = workload()
@@ -110,7 +110,7 @@ def test_sensitivity_is_the_steps_own_slope():
     assert sensitivity(slow.step) == pytest.approx(slope, abs=0.1)
 
 
-def test_a_calibrated_machine_keeps_its_own_host():
+def test_calibrated_machine_ignores_named_host():
     target = Target(
         Cluster(device=cpu(), host=find_host("Grace")), CalibratedKernels(machine_model())
     )

@@ -1,4 +1,4 @@
-"""The model of measured products: invariants, known and unknown cards, and figures that others measured."""
+"""The matmul model: invariants, known and unknown cards, and published measurements."""
 
 import numpy as np
 import pytest
@@ -47,13 +47,13 @@ def tflops(name: str, m: int, n: int, k: int, precision: Precision = "bf16") -> 
         ("RTX 4090", 140, 175),
     ],
 )
-def test_large_products_reach_what_is_measured(card: str, low: float, high: float) -> None:
+def test_large_matmuls_match_published_rates(card: str, low: float, high: float) -> None:
     """cuBLAS on 8192 cubed: Stas Bekman's MAMF tables (ml-engineering, 2024-2025) have 0.86 of an A100's sheet at best, 0.80 of an
     H100's, 0.79 of a B200's; an L40S is short of watts."""
     assert low < tflops(card, 8192, 8192, 8192) < high
 
 
-def test_eight_bits_are_faster_than_sixteen_where_products_are_large() -> None:
+def test_fp8_is_faster_than_16_bit_for_large_matmuls() -> None:
     assert (
         1.3
         < tflops("H100 SXM", 8192, 8192, 8192, "fp8") / tflops("H100 SXM", 8192, 8192, 8192)
@@ -61,13 +61,13 @@ def test_eight_bits_are_faster_than_sixteen_where_products_are_large() -> None:
     )
 
 
-def test_rows_that_are_no_multiples_of_16_bytes_are_slow_on_hopper() -> None:
+def test_unaligned_rows_are_slow_on_hopper() -> None:
     aligned, odd = seconds("H100 SXM", 8192, 8192, 4096), seconds("H100 SXM", 8192, 8192, 4095)
     assert odd > 3 * aligned
 
 
 @given(m=sizes, n=sizes, k=sizes)
-def test_twice_the_work_takes_longer(m: float, n: float, k: float) -> None:
+def test_doubled_matmul_is_not_faster(m: float, n: float, k: float) -> None:
     one = seconds("H100 SXM", m, n, k)
     assert seconds("H100 SXM", m, n, 2 * k) > 0.97 * one
     assert seconds("H100 SXM", m, n, k, b=2) > 0.97 * one
@@ -80,7 +80,7 @@ def test_no_matmul_beats_the_datasheet(m: float, n: float, k: float) -> None:
     assert tflops("A100 SXM 80GB", int(m), int(n), int(k)) < peak.value
 
 
-def test_unmeasured_card_uses_its_generation() -> None:
+def test_unmeasured_card_uses_constants_of_its_generation() -> None:
     parameters = fitted_matmuls().widths["16"].parameters
     a10 = find_device("A10")
     assert parameters.familiarity(a10) == "generation"
@@ -92,13 +92,13 @@ def test_unmeasured_card_uses_its_generation() -> None:
     )
 
 
-def test_unmodelled_cards_use_shared_constants() -> None:
+def test_is_modelled_covers_only_fitted_generations() -> None:
     assert not is_modelled(find_device("P100 SXM2"))
     assert not is_modelled(find_device("MI250X"))
     assert is_modelled(find_device("T4"))
 
 
-def test_the_arrays_broadcast() -> None:
+def test_matmul_times_accepts_arrays() -> None:
     m = np.array([512.0, 1024.0, 4096.0])
     many = matmul_times(np.ones(3), m, np.full(3, 2048.0), np.full(3, 4096.0), figures("H200 SXM"))
     each = [seconds("H200 SXM", size, 2048, 4096) for size in m]
@@ -106,7 +106,7 @@ def test_the_arrays_broadcast() -> None:
     np.testing.assert_array_less(many.latency_s, many.seconds)
 
 
-def test_evaluating_a_network_by_hand() -> None:
+def test_network_evaluation_matches_manual_computation() -> None:
     network = fitted_matmuls().widths["16"].network
     n = len(network.means)
     assert isinstance(network, Network)

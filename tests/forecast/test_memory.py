@@ -1,4 +1,4 @@
-"""Memory: shards divide, buckets add, and the largest batch is the largest."""
+"""Memory of a step: sharding, communication buckets, and the largest batch that fits."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def memory(**changes):
     return step_memory(FORM, Execution(micro_batch=8, nproc_per_node=8, **changes), True)
 
 
-def test_zero_shards_states_gradients_and_parameters_in_turn():
+def test_zero_stages_shard_states_then_gradients_then_parameters():
     plain, one, two, three = (memory(zero_stage=stage) for stage in range(4))
     assert one.optimizer_states_gib == pytest.approx(plain.optimizer_states_gib / 8)
     assert two.gradients_gib <= one.gradients_gib / 8
@@ -27,7 +27,7 @@ def test_zero_shards_states_gradients_and_parameters_in_turn():
     assert plain.allocated_gib > one.allocated_gib >= two.allocated_gib
 
 
-def test_ddp_holds_its_buckets_beside_the_gradients():
+def test_ddp_buckets_double_gradient_memory():
     alone = step_memory(FORM, Execution(micro_batch=8, accumulation=2), True)
     assert memory(accumulation=2).gradients_gib == pytest.approx(2 * alone.gradients_gib)
     assert memory(engine="data_parallel", accumulation=2).gradients_gib == pytest.approx(
@@ -36,7 +36,7 @@ def test_ddp_holds_its_buckets_beside_the_gradients():
 
 
 @given(st.floats(0.7, 80))
-def test_the_largest_batch_fits_and_the_next_does_not(capacity):
+def test_largest_micro_batch_fits_and_next_does_not(capacity):
     run = Execution()
     largest = memory_model(FORM, run).largest_micro_batch(run, capacity)
     if largest:
@@ -44,7 +44,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     assert not fits(step_memory(FORM, replace(run, micro_batch=largest + 1), True), capacity)
 
 
-def test_communicators_take_memory_beside_the_allocator_on_several_gpus_alone():
+def test_communicators_take_device_memory_only_with_several_gpus():
     def outside(on_gpu=True, **changes):
         found = step_memory(
             stacked().forms["half"], Execution(precision="bf16", accumulation=4, **changes), on_gpu
@@ -57,12 +57,12 @@ def test_communicators_take_memory_beside_the_allocator_on_several_gpus_alone():
     assert CONTEXT_GIB < several[0] < several[1] < several[2]
 
 
-def test_fsdp_casts_its_shards_in_place_of_autocast():
-    """No copies of weights beside the gathered ones, which are half as wide as the shards."""
+def test_fsdp_mixed_precision_replaces_autocast_weight_copies():
+    """Gathered weights are in 16 bits, so autocast makes no further copies."""
     form = stacked().forms["fp32"]
     copy = (
         2.0 * form.blocks.parameters
-    )  # as autocast keeps it of every weight until its backward pass
+    )  # autocast keeps a 16-bit copy of each weight until the backward pass
     peaks = form.memory.peaks + np.array([0.0, form.blocks.count * copy, 0.0])
     form = replace(
         form,
@@ -77,7 +77,7 @@ def test_fsdp_casts_its_shards_in_place_of_autocast():
     assert cast.activations_gib == pytest.approx(plain.activations_gib - copies)
 
 
-def test_inference_has_nothing_to_recompute():
+def test_checkpointing_does_not_change_inference_memory():
     form = stacked().forms["half"]
     forward = np.array(form.operators.phase) == "forward"
     columns = {
@@ -99,8 +99,8 @@ def test_inference_has_nothing_to_recompute():
     assert kept == full
 
 
-def test_torchs_divided_head_holds_more_than_megatrons():
-    """An fp32 copy of the logits more, and the gathered input."""
+def test_torch_tensor_parallel_head_uses_more_memory_than_megatron():
+    """PyTorch also keeps an fp32 copy of the logits and the gathered input."""
     form = stacked().forms["half"]
     run = Execution(
         nproc_per_node=8, tp=8, precision="bf16", micro_batch=64, activation_checkpointing="full"

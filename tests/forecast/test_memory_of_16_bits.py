@@ -1,4 +1,4 @@
-"""Memory where weights stay in 16 bits, under torch.compile, of paged states; and how likely it is to fit."""
+"""Memory with 16-bit weights and paged optimizer states, and the probability that a run fits."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def memory(form=FORM, **changes):
 
 
 def with_update(temporary):
-    """The form with an update that needs so many bytes besides, more than any other moment."""
+    """Return a form whose optimizer update needs this many extra bytes and sets the peak."""
     gradients = float(FORM.memory.peaks[:, 0].max())
     peaks = np.concatenate([FORM.memory.peaks, [[gradients, temporary, 0.0]]])
     return replace(FORM, memory=replace(FORM.memory, peaks=peaks))
 
 
-def test_pure_16_bit_shards_are_half_of_those_with_an_fp32_copy():
+def test_pure_16_bit_halves_optimizer_shards():
     sharded = {"zero_stage": 3, "nproc_per_node": 4}
     wide, pure = memory(**sharded), memory(**sharded, pure_16_bit=True)
     assert pure.optimizer_states_gib == pytest.approx(wide.optimizer_states_gib / 2)
@@ -38,7 +38,7 @@ def test_pure_16_bit_shards_are_half_of_those_with_an_fp32_copy():
     assert pure.optimizer_states_gib == pytest.approx(memory().optimizer_states_gib / 4)
 
 
-def test_nothing_is_gathered_while_fsdp_updates():
+def test_fsdp_keeps_no_gathered_parameters_during_update():
     form = with_update(1e12)
     shard = FORM.memory.parameter_bytes / 4 / 2**30
     ranks = {"zero_stage": 3, "nproc_per_node": 4, "pure_16_bit": True}
@@ -57,7 +57,7 @@ def test_fit_probability_is_half_at_full_memory():
     assert compiled == pytest.approx(0.841, abs=0.001)
 
 
-def test_paged_states_come_over_pcie():
+def test_paged_states_spill_over_pcie_when_memory_is_full():
     device = find_device("T4")
     room = room_gib(device.memory_gib.value)
 

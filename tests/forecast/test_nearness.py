@@ -1,4 +1,4 @@
-"""Which packaged run is near to what: invariants, and ten questions that people ask."""
+"""The nearest packaged runs: invariants of the distance, and ten typical questions."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def asked(spec, gpu, precision, batch, gpus=1, length=None, mode="train", **exec
 
 
 def packaged(place):
-    """(run, workload, conditions) of a packaged run."""
+    """Return (run, workload, conditions) of a packaged run."""
     journal, traces = public_journal(), packaged_traces()
     run = journal.runs[place]
     stated = traces.conditions[run.id]
@@ -44,7 +44,7 @@ def test_every_run_is_nearest_to_itself():
     for place in able(97):
         run, workload, stated = packaged(place)
         found = nearest(workload, stated.execution, find_device(stated.device))
-        # measured under the same conditions, if it is not the very run; Keras and doubt keep a rest of distance
+        # the nearest run may be another one with the same conditions; Keras and untrusted runs add some distance
         first = found.runs[0]
         assert (first.run.device, first.run.gpus) == (run.device, run.gpus), run.id
         assert first.run.micro_batch == run.micro_batch
@@ -54,7 +54,7 @@ def test_every_run_is_nearest_to_itself():
 
 
 def one_run_at(batches, card="T4"):
-    """A journal of the same run at several batch sizes."""
+    """Return a workload and a journal with the same run at several batch sizes."""
     workload = workload_of("resnet18", "fp32")
     made = replace(
         next(
@@ -79,7 +79,7 @@ def one_run_at(batches, card="T4"):
     )
 
 
-def test_a_farther_batch_is_not_nearer():
+def test_distance_grows_with_batch_difference():
     workload, journal = one_run_at([1, 2, 4, 8, 16, 32, 64, 128, 256])
     for batch in (1, 7, 32, 200, 1000):
         found = nearest(
@@ -95,7 +95,7 @@ def test_a_farther_batch_is_not_nearer():
             assert distances[0] == 0
 
 
-def test_the_same_run_is_at_no_distance_and_says_so():
+def test_identical_run_has_zero_distance():
     workload, journal = one_run_at([32])
     [near] = nearest(workload, Execution(micro_batch=32), find_device("T4"), journal=journal).runs
     assert near.distance == 0
@@ -114,7 +114,7 @@ def test_the_same_run_is_at_no_distance_and_says_so():
         ({"activation_checkpointing": "full"}, "no activations recomputed"),
     ],
 )
-def test_each_difference_is_a_distance_and_has_words(changes, words):
+def test_each_difference_adds_distance_and_description(changes, words):
     workload, journal = one_run_at([32])
     execution = Execution(**{"micro_batch": 32, **changes})
     near = nearest(workload, execution, find_device("T4"), journal=journal).closest
@@ -122,7 +122,7 @@ def test_each_difference_is_a_distance_and_has_words(changes, words):
     assert words in near.unlike
 
 
-def test_other_cards_are_farther_the_more_they_differ():
+def test_distance_grows_with_card_difference():
     workload, journal = one_run_at([32])
     at = [
         nearest(workload, Execution(micro_batch=32), find_device(gpu), journal=journal).closest
@@ -134,7 +134,7 @@ def test_other_cards_are_farther_the_more_they_differ():
     assert at[1].unlike[0].startswith("another Turing card")
 
 
-def test_names_do_not_count():
+def test_model_names_do_not_affect_distance():
     workload, journal = one_run_at([32])
     renamed = replace(journal, runs=tuple(replace(run, model="zzz") for run in journal.runs))
     e = Execution(micro_batch=32)
@@ -146,7 +146,7 @@ def test_names_do_not_count():
     )
 
 
-def test_a_workload_without_the_form_has_nothing_near():
+def test_untraced_precision_has_no_near_runs():
     workload, _ = one_run_at([32])
     found = nearest(workload, Execution(micro_batch=32, precision="bf16"), find_device("T4"))
     assert found.runs == ()
@@ -155,7 +155,7 @@ def test_a_workload_without_the_form_has_nothing_near():
         signature_of(workload, "bf16")
 
 
-def test_an_empty_journal_has_nothing_near():
+def test_empty_journal_has_no_near_runs():
     workload, journal = one_run_at([32])
     empty = replace(journal, runs=(), signature_of_run=())
     assert (
@@ -164,7 +164,7 @@ def test_an_empty_journal_has_nothing_near():
     )
 
 
-def test_at_most_three_in_order_and_near():
+def test_nearest_returns_at_most_three_sorted_runs():
     found = asked("resnet50", "RTX 3090", "amp_fp16", 64)
     assert 0 < len(found.runs) <= MOST
     assert [near.distance for near in found.runs] == sorted(near.distance for near in found.runs)
@@ -214,7 +214,7 @@ CONFIGURATIONS = {
     },
 }
 QUESTIONS = [
-    # model, card, precision, batch, more of it; the card that is expected, kin names, kind of model, is it near?
+    # model, card, precision, batch, other arguments; expected card, expected model pattern, kind of model, is it near?
     ("resnet50", "A100", "amp_fp16", 256, {}, r"A100|RTX 3090", r"res", "convolutions", True),
     ("resnet50", "T4", "fp32", 32, {}, r"T4", r"ResNet50", "convolutions", True),
     ("bert-large", "V100", "fp32", 8, {"length": 512}, r"V100", r"BERT", "transformers", True),
@@ -281,7 +281,7 @@ QUESTIONS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q[0]} on {q[1]}, {q[2]}, {q[3]}")
-def test_what_people_ask_has_a_sensible_neighbour(tmp_path, question):
+def test_typical_questions_have_sensible_nearest_run(tmp_path, question):
     model, gpu, precision, batch, more, card, kin, kind, is_near = question
     if model in CONFIGURATIONS:
         file = tmp_path / f"{model}.json"
@@ -295,7 +295,7 @@ def test_what_people_ask_has_a_sensible_neighbour(tmp_path, question):
     assert first.model_kind == kind
 
 
-def test_vgg_at_every_batch_is_nearest_to_vgg_on_its_card():
+def test_vgg_is_nearest_to_vgg_on_same_card_at_every_batch():
     for batch in range(1, 71):
         near = asked("vgg16", "T4", "fp32", batch).closest
         assert near.run.model.startswith("VGG")

@@ -1,4 +1,4 @@
-"""Memory over the course of a step is the memory of the forecast."""
+"""The memory curve over a step agrees with the forecast's peak memory."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def model():
 @pytest.mark.parametrize("batch", [1, 8, 64])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_highest_moment_is_the_peak(model, batch, accumulation, devices):
+def test_memory_curve_maximum_equals_peak_memory(model, batch, accumulation, devices):
     e = Execution(
         micro_batch=batch,
         accumulation=accumulation,
@@ -41,28 +41,28 @@ def test_highest_moment_is_the_peak(model, batch, accumulation, devices):
     assert curve.activations_gib[-1] < 0.5 * curve.activations_gib.max()
 
 
-def test_divided_executions_have_no_curve(model):
+def test_sharded_execution_has_no_memory_curve(model):
     for change in ({"zero_stage": 2, "nproc_per_node": 4},):
         e = Execution(micro_batch=8, optimizer=model.optimizer, **change)
         f = forecast(model, e, Cluster(device=T4, devices_per_node=4))
         assert memory_over_step(model.form("fp32"), e, f.step, f.memory) is None
 
 
-def test_trace_without_moments_has_no_curve():
+def test_trace_without_moments_has_no_memory_curve():
     old = workload()
     e = Execution(micro_batch=8, optimizer=old.optimizer)
     f = forecast(old, e, Cluster(device=T4))
     assert memory_over_step(old.form("fp32"), e, f.step, f.memory) is None
 
 
-def test_moments_survive_json_and_their_absence_too(model):
+def test_moments_survive_json_round_trip_even_if_absent(model):
     again = from_json(to_json(model), Workload)
     assert np.array_equal(again.forms["fp32"].memory.moments, model.forms["fp32"].memory.moments)
     text = to_json(workload()).replace('"moments":[],', "").replace(',"moments":[]', "")
     assert len(from_json(text, Workload).forms["fp32"].memory.moments) == 0
 
 
-def test_moments_are_checked():
+def test_invalid_moments_are_rejected():
     memory = workload().forms["fp32"].memory
     with pytest.raises(ValueError, match="moments"):
         replace(memory, moments=np.array([[np.nan] * 5]))

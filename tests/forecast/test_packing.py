@@ -1,4 +1,4 @@
-"""A packed row does as much as a whole one, but for attention, which does what its documents alone would."""
+"""Packing documents into a row changes only the work of attention."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_packing_changes_only_attention():
     assert "4.0" in found.notes[-1]
 
 
-def test_one_document_a_row_changes_nothing():
+def test_packing_one_document_per_row_changes_nothing():
     whole = half_only()
     found, expected = (
         w.forms["half"].operators for w in (packed(whole, row_of({TOKENS: 3})), whole)
@@ -47,7 +47,7 @@ def test_one_document_a_row_changes_nothing():
     assert np.array_equal(found.flops, expected.flops)
 
 
-def test_shorter_documents_take_less_time():
+def test_packing_shorter_documents_takes_less_time():
     target = Target(Cluster(device=find_device("H100")))
     whole, execution = half_only(), Execution(micro_batch=64, precision="bf16", optimizer="adam")
     times = [
@@ -58,18 +58,18 @@ def test_shorter_documents_take_less_time():
     assert times[2] < times[0]
 
 
-def test_packing_refuses_windowed_attention():
+def test_packing_rejects_windowed_attention():
     whole = half_only()
     operators = whole.forms["half"].operators
     dims, flops = operators.dims.astype(float), operators.flops.astype(float)
     rows = np.isin(operators.kind, ATTENTION_KINDS)
     dims[rows, ATTENTION.seen, 0] = TOKENS / 8
-    flops[rows] /= 4  # of causal attention, which sees half of the keys
+    flops[rows] /= 4  # causal attention sees half of the keys
     form = replace(whole.forms["half"], operators=replace(operators, dims=dims, flops=flops))
     with pytest.raises(TrainpaceError, match="attends within windows"):
         packed(replace(whole, forms={"half": form}), row_of({64: 8}))
 
 
-def test_packing_refuses_fp32_attention():
+def test_packing_rejects_fp32_attention():
     with pytest.raises(TrainpaceError, match="16-bit"):
         packed(stacked(), row_of({64: 8}))

@@ -1,4 +1,4 @@
-"""What a monitor shows beyond a job's need."""
+"""Peak memory as allocators and monitors report it."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ def case(**stated):
     return case_of(MeasuredRun(**values | stated), Path())
 
 
-def test_allocators_and_monitors_show_different_numbers():
+def test_peak_memory_kind_selects_allocated_or_device_memory():
     assert stated_peak_gib(case(), SMALL) == SMALL.allocated_gib
     assert stated_peak_gib(case(peak_memory_kind="device"), SMALL) == SMALL.device_gib
 
 
-def test_old_software_loads_all_kernels():
+def test_old_torch_context_takes_more_memory():
     old, new = (
         stated_peak_gib(case(peak_memory_kind="device", framework_version=v), SMALL)
         for v in ("1.10.0", "2.3.0")
@@ -45,7 +45,7 @@ def test_old_software_loads_all_kernels():
     assert old - new == pytest.approx(EAGER_CONTEXT_GIB - CONTEXT_GIB)
 
 
-def test_cudnns_trials_fill_the_card_whatever_its_size():
+def test_cudnn_benchmark_fills_device_memory():
     shown = stated_peak_gib(case(peak_memory_kind="device", cudnn_benchmark="yes"), SMALL)
     assert 30 < shown < 32
     large = stated_peak_gib(
@@ -54,11 +54,11 @@ def test_cudnns_trials_fill_the_card_whatever_its_size():
     assert large == pytest.approx(shown * 40 / 32)
 
 
-def test_reserved_memory_is_compared_with_reserved():
+def test_reserved_peak_kind_selects_reserved_memory():
     assert stated_peak_gib(case(peak_memory_kind="reserved"), SMALL) == SMALL.reserved_gib
 
 
-def test_a_monitor_shows_no_more_than_the_card():
+def test_device_peak_is_capped_at_card_memory():
     kept = Memory(
         parameters_gib=1.0,
         gradients_gib=1.0,

@@ -1,4 +1,4 @@
-"""Parameters by card, generation and what all share."""
+"""Pooled parameters per card, per generation, and shared by all cards."""
 
 import math
 
@@ -35,5 +35,5 @@ def test_pooled_parameters_fall_back_to_generation_and_shared(
     ("card", "generation"),
     [("A100 SXM 80GB", "8.0"), ("A40", "8.6"), ("B200", "10"), ("MI250X", "gfx90a")],
 )
-def test_generations(card: str, generation: str) -> None:
+def test_generation_is_found_for_card(card: str, generation: str) -> None:
     assert generation_of(find_device(card)) == generation

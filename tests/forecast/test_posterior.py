@@ -1,4 +1,4 @@
-"""Measurements correct forecasts of their kin, the more the closer they are."""
+"""Measurements correct forecasts of related runs. Closer runs get larger corrections."""
 
 import math
 
@@ -86,7 +86,7 @@ def observed(log_ratio, **of):
     return Observed(run(**of), (log_ratio,) * 4)
 
 
-def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
+def test_slow_model_on_one_gpu_raises_forecast_on_another():
     seen = observe_elsewhere(measured(1.3), V100)
     assert seen.log_ratios[0] == pytest.approx(math.log(1.3))
     plain = A100.forecast(RUN)
@@ -98,7 +98,7 @@ def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
     assert sharper.mfu == pytest.approx(plain.mfu / ratio(sharper, plain))
 
 
-def test_a_run_that_was_measured_is_forecast_as_measured():
+def test_measured_run_is_forecast_near_its_measurement():
     plain = V100.forecast(RUN)
     seen = observe(V100, RUN, 1.3 * plain.step.total_ms)
     (again,) = corrected(V100, [RUN], [seen], "measured here")
@@ -126,14 +126,14 @@ def test_closely_related_measurement_corrects_more():
     assert means[5] == pytest.approx(0.3, rel=0.03)
 
 
-def test_steps_of_other_parts_correct_little():
+def test_measurement_of_different_step_mix_corrects_less():
     (alike, _), (unlike, _) = (
         posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3)
     )
     assert 0 < unlike[0] < alike[0] / 2
 
 
-def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
+def test_correction_never_exceeds_measured_error():
     for card_sd, log_sd in ((0.0, 0.4), (0.38, 0.4), (0.0, 0.1)):
         asked = run()._replace(log_sd=log_sd, card_sd=card_sd)
         for of in (
@@ -147,7 +147,7 @@ def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
             assert 0 < moved <= 0.3
 
 
-def test_new_cards_error_is_learnt_only_from_its_runs():
+def test_new_card_error_is_learned_only_from_runs_on_it():
     new = run()._replace(log_sd=0.5, card_sd=0.45)
     on_it, elsewhere = (
         posterior(
@@ -166,14 +166,14 @@ def test_new_cards_error_is_learnt_only_from_its_runs():
     assert on_it[1] < 0.75 * elsewhere[1]
 
 
-def test_measurement_far_from_narrow_forecast_is_believed():
+def test_measurement_overrides_distant_narrow_forecast():
     asked = run(log_sd=0.04)
     means, log_sd = posterior(asked, [observed(0.5, log_sd=0.04)], KIN)
     assert means[0] == pytest.approx(0.5, rel=0.03)
     assert log_sd == pytest.approx(0.03, rel=0.1)
 
 
-def test_many_models_on_a_device_correct_the_device():
+def test_more_models_on_device_increase_its_correction():
     few, many = (
         posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10)
     )
@@ -194,7 +194,7 @@ def test_many_models_on_a_device_correct_the_device():
         max_size=12,
     )
 )
-def test_errors_are_covariant_and_measuring_never_widens(places):
+def test_covariance_is_valid_and_measuring_never_widens_interval(places):
     runs = [run(*place) for place in places]
     told = Posterior([Observed(one, (0.1,) * 4) for one in runs], KIN)
     arrays = told.runs_of(runs)
@@ -211,7 +211,7 @@ def test_noisy_repeats_correct_less():
     assert posterior(run(), [noisy], KIN)[0][0] < 0.5 * posterior(run(), [steady], KIN)[0][0]
 
 
-def test_phases_are_corrected_each_by_its_own():
+def test_phases_are_corrected_separately():
     plain = V100.forecast(RUN)
     step = plain.step
     longer = replace(step, optimizer_ms=2 * step.optimizer_ms)
@@ -223,14 +223,14 @@ def test_phases_are_corrected_each_by_its_own():
     )
 
 
-def test_a_measurement_of_something_else_is_refused():
+def test_measurement_of_other_model_or_implausible_time_is_rejected():
     with pytest.raises(TrainpaceError, match="of the same model"):
         observe_elsewhere(replace(measured(1.0), model="other"), V100)
     with pytest.raises(TrainpaceError, match="too far apart"):
         observe_elsewhere(measured(30.0), V100)
 
 
-def test_the_fitted_shares_add_up():
+def test_fitted_relatedness_shares_sum_to_one():
     r = fitted_spreads().relatedness
     names = (
         "user",
@@ -248,7 +248,7 @@ def test_the_fitted_shares_add_up():
 
 
 def test_other_models_on_both_devices_improve_transfer():
-    """Device y is slower than forecast by more than x, for every model; the asked one was measured on x alone."""
+    """Every model is slower than forecast on y by more than on x. The queried model was measured only on x."""
     others = [observed(on, model=m, device=d) for m in "bcde" for d, on in (("x", 0.1), ("y", 0.5))]
     (alone, _), (among, _) = (
         posterior(run(device="y"), [observed(0.1, device="x"), *more], KIN) for more in ((), others)
@@ -265,13 +265,13 @@ def test_steps_of_similar_length_correct_more():
     assert 0 < far < near
 
 
-def test_large_errors_of_a_user_raise_all_variances():
-    """Ten runs that are far off by far more than their deviations: the eleventh may be as far off."""
+def test_large_measured_errors_raise_all_variances():
+    """Ten runs miss their forecasts by far more than expected, so the eleventh may miss by as much."""
     off = [observed(0.8 if i % 2 else -0.8, model=f"m{i}", log_sd=0.05) for i in range(10)]
     assert posterior(run(log_sd=0.05), off, KIN)[1] > 0.3
 
 
-def test_many_executions_are_corrected_as_each_alone():
+def test_grid_correction_equals_single_corrections():
     seen = observe_elsewhere(measured(1.3), V100)
     knowing = A100.knowing(Measured((seen,), "measured"))
     grid = Grid.vary(RUN, micro_batch=np.arange(1, 3001))

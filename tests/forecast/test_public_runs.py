@@ -1,4 +1,4 @@
-"""The packaged measurements: read quickly, physically possible, each with its source and licence, and of the installed constants."""
+"""Packaged measurements are fast to read, physically possible, licensed, and forecast with the installed constants."""
 
 import subprocess
 import sys
@@ -24,13 +24,13 @@ SOURCES = Path(__file__).parents[2] / "fitting/data/public_sources.toml"
 SHAREABLE = {"MIT", "Apache-2.0", "BSD-3-Clause", "CC-BY-4.0"}
 
 
-def test_the_forecasts_are_of_the_installed_constants():
+def test_packaged_forecasts_match_installed_constants():
     assert public_journal().fingerprint == fingerprint_of_constants(), (
         "constants, intervals or kernel models changed since the public measurements were packaged: run python -m fitting public-journal"
     )
 
 
-def test_every_run_names_a_source_whose_licence_lets_it_be_shared():
+def test_every_run_has_shareable_source_license():
     entries = tomllib.loads(SOURCES.read_text())["source"]
     licences = {entry["name"]: entry["licence"] for entry in entries}
     for run in public_runs():
@@ -50,11 +50,11 @@ def test_every_run_names_a_source_whose_licence_lets_it_be_shared():
 @pytest.mark.parametrize(
     "word", ["lambda", "ryujaehun", "bryzgalov", "simpletuner", "cvmodels", "github_threads/"]
 )
-def test_collections_without_a_licence_are_left_out(word):
+def test_unlicensed_collections_are_excluded(word):
     assert not [run for run in public_runs() if word in run.collection or word in run.url]
 
 
-def test_every_run_is_possible():
+def test_every_run_is_physically_possible():
     for run in public_runs():
         assert run.step_time_ms > 0
         assert run.gpus >= run.nodes >= 1
@@ -66,7 +66,7 @@ def test_every_run_is_possible():
             assert memory is None or 0 < run.peak_memory_gib <= memory.value
 
 
-def test_a_run_has_a_forecast_in_its_interval_or_a_reason_for_none():
+def test_every_run_has_forecast_or_reason():
     for run in public_runs():
         if run.forecast_ms is None:
             assert run.why_no_forecast
@@ -77,7 +77,7 @@ def test_a_run_has_a_forecast_in_its_interval_or_a_reason_for_none():
             assert 0 < run.low_ms <= run.forecast_ms <= run.high_ms
 
 
-def test_there_are_thousands_of_runs_on_many_cards_with_ids_of_their_own():
+def test_runs_are_numerous_and_have_unique_ids():
     runs = public_runs()
     assert len(runs) > 3000
     assert len({run.device for run in runs}) >= 20
@@ -87,7 +87,7 @@ def test_there_are_thousands_of_runs_on_many_cards_with_ids_of_their_own():
     assert {"convolutions", "transformers", "experts"} <= set(kinds)
 
 
-def test_no_path_of_a_machine_is_packaged():
+def test_packaged_runs_contain_no_local_paths():
     for run in public_runs():
         for text in (
             run.model,
@@ -101,7 +101,7 @@ def test_no_path_of_a_machine_is_packaged():
             assert "/home" not in text
 
 
-def test_reading_takes_less_than_50_ms():
+def test_reading_public_runs_takes_less_than_50_ms():
     public_runs()
     took = []
     for _ in range(5):
@@ -109,22 +109,22 @@ def test_reading_takes_less_than_50_ms():
         start = time.perf_counter()
         public_runs()
         took.append(time.perf_counter() - start)
-    assert min(took) < 0.05, took  # the fastest: the others share the processor
+    assert min(took) < 0.05, took  # the minimum is least affected by other processes
 
 
-def test_what_is_packaged_stays_small():
+def test_packaged_files_stay_small():
     assert RUNS_FILE.stat().st_size < 500_000
     assert TRACES_FILE.stat().st_size < 4_000_000
 
 
-def test_every_run_with_a_workload_has_a_signature_of_it():
+def test_every_run_with_forecast_has_signature():
     journal = public_journal()
     assert len(journal.signature_of_run) == len(journal.runs)
     for run, place in zip(journal.runs, journal.signature_of_run, strict=True):
         assert place < len(journal.signatures)
         assert (place >= 0) or run.forecast_ms is None
     assert {run.device for run in journal.runs} == set(journal.cards)
-    assert len(PHASES) == 3  # a signature sums over them all
+    assert len(PHASES) == 3  # a signature sums over all phases
 
 
 NO_NETWORK = """
@@ -144,5 +144,5 @@ assert "torch" not in sys.modules
 """
 
 
-def test_neither_the_network_nor_torch_is_needed():
+def test_public_runs_need_neither_network_nor_torch():
     subprocess.run([sys.executable, "-c", NO_NETWORK], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What selective recomputation repeats: attention's own kernels, or where they are fused, every second product."""
+"""Selective recomputation repeats unfused attention kernels, or half of the matmuls if attention is fused."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from trainpace.workload import Blocks, Operators
 
 
 def table(*rows: tuple[str, str, float]) -> Operators:
-    """Rows of (kind, phase, bytes written a sample), 4 operators each."""
+    """Return a table from rows of (kind, phase, bytes written per sample), 4 operators each."""
     n = len(rows)
     dims = np.zeros((n, 16, 2))
     flops = np.zeros((n, 2))
@@ -69,7 +69,7 @@ FUSED = table(
 )
 
 
-def test_with_fused_attention_every_second_product_and_all_cheap_operators_are_repeated():
+def test_selective_with_fused_attention_repeats_half_of_matmuls():
     assert repeated_share(FUSED, blocks(FUSED, 0.0)).tolist() == [0, 1, 0.5, 0, 0]
 
 
@@ -87,5 +87,5 @@ def test_selective_repeats_only_unfused_attention():
     assert repeated_share(pieces, blocks(pieces, 100.0)).tolist() == [0, 0, 1, 0]
 
 
-def test_without_blocks_nothing_is_repeated():
+def test_model_without_blocks_repeats_nothing():
     assert not repeated_share(FUSED, None).any()

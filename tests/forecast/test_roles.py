@@ -1,4 +1,4 @@
-"""The time of a step by what layers do: all layers of a role together, whatever a library calls them."""
+"""Step time by role of the layers, independent of the names that a library uses."""
 
 import numpy as np
 import pytest
@@ -32,11 +32,11 @@ from trainpace.forecast.kernels import KernelTimes
         ("", "elementwise", "element-wise operators and copies"),
     ],
 )
-def test_the_role_of_a_layer(module, kind, role):
+def test_role_follows_module_name_and_kind(module, kind, role):
     assert role_of(module, kind, "forward") == role
 
 
-def test_updates_belong_to_the_optimizer():
+def test_optimizer_phase_has_optimizer_role():
     assert role_of("model.layers.0.mlp.up_proj", "elementwise", "optimizer") == "optimizer"
 
 
@@ -46,11 +46,11 @@ def shares(modules, device_s, repeats=(1, 1, 1)):
     return by_role(replace(operators(), module=modules), times, np.array(repeats))
 
 
-def test_all_layers_and_both_passes_of_a_role_are_one():
+def test_roles_sum_all_layers_and_both_passes():
     first, last = (
         "model.layers.0.mlp.gate_proj",
         "model.layers.31.mlp.up_proj",
-    )  # as a forward and a backward pass name them
+    )  # names from the forward and the backward pass
     mlp, optimizer = shares((first, last, ""), (0.002, 0.004, 0.001), (2, 2, 1))
     assert (mlp.role, mlp.layers) == ("MLP up and gate projections", 32)
     assert mlp.time_ms == pytest.approx(12.0)
@@ -58,13 +58,13 @@ def test_all_layers_and_both_passes_of_a_role_are_one():
     assert optimizer.time_ms == pytest.approx(1.0)
 
 
-def test_the_longest_is_first_and_what_takes_no_time_is_left_out():
+def test_roles_are_sorted_by_time_without_empty_roles():
     assert [share.role for share in shares(("fc", "h.1.mlp.fc1", ""), (0.001, 0.002, 0.0))] == [
         "MLP up projections",
         "output head",
     ]
 
 
-def test_modules_named_by_numbers_are_not_layers():
+def test_numbered_modules_are_not_counted_as_layers():
     (linear, _) = shares(("3.3", "3.6", ""), (0.001, 0.002, 0.001))
     assert (linear.role, linear.layers) == ("linear layers", 0)

@@ -1,4 +1,4 @@
-"""The real command on a small file: rows, errors, reasons and sums."""
+"""The scoring command on a small file: rows, errors, reasons and summary."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_rows_and_summary(folder):
+def test_rows_and_summary_report_errors_and_reasons(folder):
     done = run(folder, "runs.csv", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_rows_and_summary(folder):
     assert {s["name"] for s in answer["summary"]["by_file"]} == {"a", "b"}
 
 
-def test_saved_workloads_and_own_files_are_specs_and_a_changed_file_is_traced_again(folder):
+def test_saved_workloads_are_accepted_and_changed_files_retraced(folder):
     save(workload(), folder / "saved.json")
     code = "import torch\ndef task():\n    m = torch.nn.Linear(4, {width})\n    return m, torch.nn.CrossEntropyLoss(), torch.optim.SGD(m.parameters(), lr=0.1), [(torch.randn(4), 1)] * 8\n"
     (folder / "own.csv").write_text(
@@ -78,7 +78,7 @@ def test_saved_workloads_and_own_files_are_specs_and_a_changed_file_is_traced_ag
     assert seen[1] > 10 * seen[0]
 
 
-def test_a_table_runs_no_code_by_itself(folder):
+def test_table_does_not_run_code_without_run_code(folder):
     (folder / "evil.py").write_text("open('ran', 'w').close()\n")
     (folder / "evil.csv").write_text(
         "model_spec,gpu,precision,batch_per_gpu,step_time_ms\nevil.py:task,T4,fp32,64,1\n./evil.py:task,T4,fp32,64,1\n"
@@ -97,7 +97,7 @@ def test_implausible_sizes_have_no_forecast(folder):
     assert all(row["unsupported"] and row["forecast_ms"] is None for row in rows)
 
 
-def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):
+def test_traces_are_cached_and_worst_rows_are_shown(folder):
     done = run(folder, "runs.csv", "--file", "a")
     assert done.returncode == 0, done.stderr
     assert "tracing" not in done.stderr
@@ -113,7 +113,7 @@ def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):
         (("empty.csv",), "has no rows"),
     ],
 )
-def test_bad_input_exits_2_with_a_sentence(folder, arguments, word):
+def test_bad_input_exits_2_with_message(folder, arguments, word):
     (folder / "empty.csv").write_text("model_spec\n")
     done = run(folder, *arguments)
     assert done.returncode == 2
@@ -135,7 +135,7 @@ def row(error, **other):
     )
 
 
-def test_summary_arithmetic():
+def test_summary_statistics_are_correct():
     rows = [row(e, in_interval=abs(e) < 15) for e in (-10.0, 10.0, 20.0, -40.0)]
     s = summarise("x", rows)
     assert (s.n, s.mape, s.median, s.bias, s.coverage) == (4, 20.0, 15.0, 0.0, 50.0)
@@ -144,7 +144,7 @@ def test_summary_arithmetic():
     assert [g.name for g in by(rows, lambda r: r.file)] == ["f"]
 
 
-def test_families():
+def test_family_of_recognizes_model_spec():
     names = {
         "timm:tf_efficientnet_b0_ns": "efficientnet",
         "torchvision:vgg16_bn": "vgg",

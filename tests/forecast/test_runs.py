@@ -1,4 +1,4 @@
-"""Reading measured runs: CSV and Parquet alike, and what is wrong with a file in one sentence."""
+"""Measured runs are read from CSV and Parquet. Invalid files give a one-line error."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_csv_and_parquet_read_alike(tmp_path):
+def test_csv_and_parquet_give_the_same_runs(tmp_path):
     from_csv = read_runs(write(tmp_path, CSV))
     assert [run.step_time_ms for run in from_csv] == [200.5, None]
     assert from_csv[0].seq_len is None
@@ -51,20 +51,20 @@ def test_csv_and_parquet_read_alike(tmp_path):
         "model_spec,attention\nresnet18,flash9\n",
     ],
 )
-def test_read_runs_rejects_wrong_files_in_one_line(tmp_path, text):
+def test_read_runs_rejects_invalid_files_with_one_line(tmp_path, text):
     with pytest.raises(TrainpaceError) as error:
         read_runs(write(tmp_path, text))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_damaged_parquet_is_one_sentence(tmp_path):
+def test_read_runs_rejects_damaged_parquet(tmp_path):
     path = tmp_path / "runs.parquet"
     path.write_bytes(b"PAR1" + bytes(range(200)))
     with pytest.raises(TrainpaceError, match="not a readable Parquet"):
         read_runs(path)
 
 
-def test_bytes_that_are_no_text(tmp_path):
+def test_read_runs_rejects_binary_csv(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_bytes(b"\xff\xfe\x00model_spec\n")
     with pytest.raises(TrainpaceError, match="neither Parquet nor CSV"):

@@ -1,4 +1,4 @@
-"""Scaling efficiency: against one device that holds the model, else against the fewest devices that do, else nothing."""
+"""Scaling efficiency is relative to the fewest devices that fit the model, or None if no fewer devices do."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from trainpace.core.outcome import forecast_row
 from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.report import forecast_sections, show
 
-WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
+WORKLOAD = stacked(8192)  # large enough that communicator buffers do not matter
 
 
 def on(memory_gib, nodes=4, devices=8):
@@ -31,7 +31,7 @@ def run(nodes=4, devices=8, **changes):
 
 
 def card_for(execution):
-    """GiB of the smallest card on which this fits."""
+    """Return the memory in GiB of the smallest card on which the execution fits."""
     return (
         float(needed_gib(step_memory(WORKLOAD.forms["half"], execution, True)))
         / room_gib(1.0)
@@ -43,7 +43,7 @@ def each(f):
     return f.samples_per_second / f.num_devices
 
 
-def test_one_device_that_holds_the_model_is_the_reference():
+def test_reference_is_one_device_if_model_fits():
     found, alone = (
         forecast(WORKLOAD, run(), on(80.0)),
         forecast(WORKLOAD, run(1, 1), on(80.0, 1, 1)),
@@ -55,7 +55,7 @@ def test_one_device_that_holds_the_model_is_the_reference():
 
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 4), (1, 8), (2, 8)])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_the_fewest_devices_that_hold_the_model_are_the_reference(nodes, devices, tp):
+def test_reference_is_fewest_devices_that_fit_model(nodes, devices, tp):
     fewest = run(nodes, devices, zero_stage=3, tp=tp)
     size = card_for(fewest)
     found = forecast(WORKLOAD, run(zero_stage=3, tp=tp), on(size))
@@ -64,20 +64,20 @@ def test_the_fewest_devices_that_hold_the_model_are_the_reference(nodes, devices
     assert found.scaling_efficiency == pytest.approx(each(found) / each(small))
     assert (
         found.scaling_efficiency <= 1.05
-    )  # what is left above 1 is that of shards of the optimizer's states
+    )  # smaller optimizer shards can raise it slightly above 1
 
 
-def test_no_reference_if_fewer_devices_do_not_fit():
+def test_efficiency_is_none_if_fewer_devices_do_not_fit():
     found = forecast(WORKLOAD, run(zero_stage=3), on(card_for(run(zero_stage=3))))
     assert found.fits
     assert found.scaling_efficiency is found.scaling_reference_devices is None
     assert (
         forecast(WORKLOAD, run(), on(0.5)).scaling_efficiency is None
-    )  # nor where it does not fit itself
+    )  # also None if the execution itself does not fit
 
 
 @given(st.floats(8.0, 200.0), st.sampled_from([0, 1, 3]), st.sampled_from([None, 8]))
-def test_the_reference_is_smaller_and_fits(gib, stage, shard):
+def test_reference_has_fewer_devices_and_efficiency_stays_bounded(gib, stage, shard):
     found = forecast(WORKLOAD, run(zero_stage=stage, shard_size=shard), on(gib))
     assert (found.scaling_efficiency is None) == (found.scaling_reference_devices is None)
     if found.scaling_reference_devices is not None:
@@ -85,7 +85,7 @@ def test_the_reference_is_smaller_and_fits(gib, stage, shard):
         assert 0 < found.scaling_efficiency <= 1.05
 
 
-def test_the_reference_is_shown(capsys):
+def test_scaling_reference_is_shown(capsys):
     size = card_for(run(1, 4, zero_stage=3))
     for cluster, execution, words in (
         (on(80.0), run(), "per device, relative to one device alone."),
@@ -102,8 +102,8 @@ def test_the_reference_is_shown(capsys):
         assert words in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_efficiency_above_one_is_explained(capsys):
-    """Scaling of 102 to 104% stood in answers without a word."""
+def test_efficiency_above_one_is_explained(capsys):
+    """Answers used to show an efficiency of 102 to 104 % without an explanation."""
     found = forecast(WORKLOAD, run(), on(80.0))
     for efficiency in (0.97, 1.0, 1.03):
         shown_row = replace(found, scaling_efficiency=efficiency)

@@ -1,4 +1,4 @@
-"""The accuracy of the installed version from packaged traces, and that packaged forecasts are those of the installed code."""
+"""The accuracy score from packaged traces. Packaged forecasts must match the installed code."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from trainpace.forecast import packaged_traces, public_journal, public_runs, sco
 from trainpace.forecast.validation import forecast_of, with_forecast
 
 
-def test_packaged_forecasts_are_those_of_the_installed_version():
-    """Code that changes a forecast makes packaged ones stale, as constants do: run python -m fitting public-journal."""
+def test_packaged_forecasts_match_installed_version():
+    """Code or constants that change a forecast make the packaged ones stale. Run python -m fitting public-journal."""
     traces = packaged_traces()
     able = [run for run in public_runs() if run.id in traces.conditions]
     for run in able[::61]:
@@ -20,7 +20,7 @@ def test_packaged_forecasts_are_those_of_the_installed_version():
         assert anew.high_ms == pytest.approx(run.high_ms, rel=2e-4)
 
 
-def test_conditions_agree_with_the_runs_that_they_are_of():
+def test_packaged_conditions_match_their_runs():
     traces = packaged_traces()
     runs = {run.id: run for run in public_runs()}
     assert set(traces.conditions) <= set(runs)
@@ -37,7 +37,7 @@ def test_conditions_agree_with_the_runs_that_they_are_of():
 
 
 @pytest.mark.slow
-def test_the_score_counts_every_run_once():
+def test_score_counts_every_run_once():
     heard = []
     found = score(lambda done, of: heard.append((done, of)))
     runs = public_runs()
@@ -48,7 +48,7 @@ def test_the_score_counts_every_run_once():
     for lines in (found.by_card, found.by_model_kind, found.by_source):
         assert sum(line.in_fit.n for line in lines) == found.in_fit.n
         assert sum(line.not_in_fit.n for line in lines) == found.not_in_fit.n
-    # coarse bounds: a regression of the forecast, not a change of the third digit
+    # coarse bounds that detect regressions, not small changes
     assert found.not_in_fit.mape < 20
     assert found.overall.coverage > 75
     assert {run.id: run.forecast_ms for run in found.rows} == pytest.approx(

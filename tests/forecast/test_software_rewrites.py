@@ -1,4 +1,4 @@
-"""Steps under other software than they were traced under, beside traces of what that software runs."""
+"""Workloads rewritten for other software are compared with traces made under that software."""
 
 import json
 
@@ -38,7 +38,7 @@ LLAMA = {
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """Both models by (name, legacy): as torch of today runs them, and as torch before 2.0 did."""
+    """Traces of both models by (name, legacy): with current torch and as torch before 2.0 ran them."""
     pytest.importorskip("transformers")
     workloads = {}
     for name, sizes in (("gpt2", GPT2), ("llama", LLAMA)):
@@ -67,9 +67,7 @@ def counts(workload, form):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(("form", "precision"), [("half", "bf16"), ("amp", "amp_bf16")])
-def test_eager_attention_is_what_a_trace_without_fused_attention_holds(
-    traced, name, form, precision
-):
+def test_eager_attention_rewrite_matches_unfused_trace(traced, name, form, precision):
     fused, unfused = traced[name, False], traced[name, True]
     rewritten = as_run(fused, Rewrites(eager_attention=True))
     ours, theirs = counts(rewritten, form), counts(unfused, form)
@@ -90,13 +88,13 @@ def test_eager_attention_is_what_a_trace_without_fused_attention_holds(
     assert a.step.total_ms > forecast(fused, precision=precision).step.total_ms
 
 
-def test_the_models_own_flops_do_not_depend_on_its_software(traced):
+def test_model_flops_do_not_depend_on_software(traced):
     plain, eager = (forecast(traced["gpt2", False], Software(attention=a)) for a in (None, "eager"))
     assert eager.model_flops_per_step == plain.model_flops_per_step
     assert eager.mfu < plain.mfu
 
 
-def test_eager_attention_under_parallelism_and_recomputation():
+def test_eager_attention_is_slower_under_parallelism_and_recomputation():
     plain, eager = stacked(), Software(attention="eager")
     for changes in ({"tp": 2, "nproc_per_node": 2}, {"activation_checkpointing": "full"}):
         cluster = Cluster(
@@ -117,7 +115,7 @@ def launches(workload, form="amp"):
     return int((table.count * table.launches)[np.array(table.phase) == "optimizer"].sum())
 
 
-def test_an_update_tensor_by_tensor_launches_as_a_trace_of_it_does(traced):
+def test_for_loop_optimizer_rewrite_matches_its_trace(traced):
     now, then = traced["gpt2", False], traced["gpt2", True]
     assert launches(as_run(now, Rewrites(optimizer="for_loop"))) == pytest.approx(
         launches(then), rel=0.05
@@ -126,28 +124,28 @@ def test_an_update_tensor_by_tensor_launches_as_a_trace_of_it_does(traced):
     assert a.step.optimizer_ms == pytest.approx(b.step.optimizer_ms, rel=0.15)
 
 
-def test_a_fused_update_is_one_kernel_and_2_to_4_times_as_fast(traced):
+def test_fused_optimizer_is_one_kernel_and_faster(traced):
     now = traced["gpt2", False]
     fused = as_run(now, Rewrites(optimizer="fused"))
     assert [
         f for f in fused.forms["amp"].operators.function if f.startswith("_f") and "rms" not in f
     ] == ["_fused_adamw_"]
     assert launches(fused) < launches(now) / 3
-    # and back again: an update that is traced fused
+    # the reverse rewrite: from a fused update back to foreach
     again = as_run(fused, Rewrites(optimizer="foreach"))
     ms = [forecast(w, precision="amp_bf16").step.optimizer_ms for w in (now, again)]
     assert ms[1] == pytest.approx(ms[0], rel=0.15)
     assert 2 < ms[0] / forecast(fused, precision="amp_bf16").step.optimizer_ms < 5
 
 
-def test_default_software_changes_nothing(traced):
+def test_default_software_leaves_workload_unchanged(traced):
     now = traced["gpt2", False]
     assert as_run(now, TODAY.rewrites) is now
     assert as_run(now, Rewrites(optimizer="foreach")) is now
     assert as_run(traced["gpt2", True], parse_software("torch1.9").rewrites) is traced["gpt2", True]
 
 
-def test_one_forecaster_moves_between_software_and_back(traced):
+def test_forecaster_switches_software_and_back(traced):
     now = traced["gpt2", False]
     first = Forecaster(now, Target(A100))
     e = Execution(micro_batch=8, precision="bf16", optimizer="adamw")
@@ -155,10 +153,12 @@ def test_one_forecaster_moves_between_software_and_back(traced):
     eager = first.on(Target(A100, software=Software(attention="eager")))
     assert eager.forecast(e) == forecast(now, Software(attention="eager"))
     assert eager.on(Target(A100)).forecast(e) == before == first.forecast(e)
-    assert eager.on(A100).forecast(e) == eager.forecast(e)  # a cluster alone keeps the software
+    assert eager.on(A100).forecast(e) == eager.forecast(
+        e
+    )  # passing only a cluster keeps the software
 
 
-def test_old_torch_and_keras_launch_slower(traced):
+def test_old_torch_and_keras_have_more_host_overhead(traced):
     now = traced["gpt2", False]
     small = {"micro_batch": 1}
     host = [
@@ -176,7 +176,7 @@ def test_old_torch_and_keras_launch_slower(traced):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16"])
-def test_other_cross_entropies_keep_no_logits(traced, name, precision):
+def test_fused_and_chunked_cross_entropies_save_logits_memory(traced, name, precision):
     now = traced[name, False]
     plain, fused, wide, chunked = (
         forecast(now, Software(cross_entropy=kind), precision=precision)
@@ -187,17 +187,17 @@ def test_other_cross_entropies_keep_no_logits(traced, name, precision):
         or plain.step == forecast(now, precision=precision).step
     )
     assert fused.step.total_ms < plain.step.total_ms
-    # the gradient of the head's weight is alive beside a chunk, and autocast's copy of the weight
+    # a chunk coexists with the gradient of the head's weight and with autocast's copy of the weight
     weight = {"bf16": 2, "amp_bf16": 4 + 2}[precision] * 4096 * 256 / 2**30
     assert (
         chunked.memory.activations_gib - weight
         <= fused.memory.activations_gib
         < plain.memory.activations_gib
     )
-    # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
+    # vocabulary 4,096, 8 x 512 tokens: saves a log-softmax and two gradients in fp32
     logits_gib = 4096 * 8 * 512 * 4 / 2**30
     assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib
-    # one tensor in fp32 is left of three, and in the backward pass what its gradient is cast to
+    # one of three fp32 tensors remains, plus the 16-bit gradient in the backward pass
     assert (
         0.8 * logits_gib
         < wide.memory.activations_gib - fused.memory.activations_gib
@@ -211,7 +211,7 @@ def test_other_cross_entropies_keep_no_logits(traced, name, precision):
     assert fused.step.total_ms < wide.step.total_ms < plain.step.total_ms
 
 
-def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
+def test_uncompiled_loss_is_not_fused(traced):
     now, outside = traced["gpt2", False], Software(cross_entropy="uncompiled")
     eager = [
         forecast(now, software, precision="amp_bf16").step.total_ms for software in (TODAY, outside)
@@ -229,7 +229,7 @@ def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
     assert (left.traffic[loss] == 1).all()
 
 
-def test_an_older_inductor_leaves_more(traced):
+def test_older_inductor_fuses_less(traced):
     now = traced["gpt2", False]
     old, new = (
         {
@@ -243,7 +243,7 @@ def test_an_older_inductor_leaves_more(traced):
     assert old[True].host_overhead_ms > new[True].host_overhead_ms
 
 
-def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
+def test_chunked_loss_splits_head_matmuls_into_chunks(traced):
     now, chunked = (
         w.forms["half"].operators
         for w in (
@@ -259,11 +259,13 @@ def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
         ]
         for o in (now, chunked)
     ]
-    assert [n for n, _ in head[1]] == [16 * n for n, _ in head[0]]  # 4,096 words over 256 numbers
+    assert [n for n, _ in head[1]] == [
+        16 * n for n, _ in head[0]
+    ]  # vocabulary 4,096 / hidden size 256
     assert [flops for _, flops in head[1]] == pytest.approx([flops for _, flops in head[0]])
 
 
-def test_a_chunked_loss_holds_the_heads_gradients_beside_one_chunk(traced):
+def test_chunked_loss_keeps_head_gradients_and_one_chunk(traced):
     plain = traced["llama", False]
     half, amp = (
         as_run(plain, Rewrites(cross_entropy="chunked")).forms[form].blocks

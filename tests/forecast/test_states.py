@@ -1,4 +1,4 @@
-"""Bytes a parameter: what the engines' own papers and documents say they are."""
+"""Bytes per parameter match the papers and documentation of each engine."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ from trainpace.forecast.memory import widths
 
 WORKLOAD = stacked()
 D = 8
-"""Data-parallel ranks."""
+"""Number of data-parallel ranks."""
 
 
 def bytes_a_parameter(precision="bf16", **changes):
-    """(weights, gradients, states, what the update adds) with Adam, before anything is divided, of a half form's trace."""
+    """Return unsharded bytes per parameter with Adam and 16-bit weights: (weights, gradients, states, extra during the update)."""
     execution = Execution(
         micro_batch=1, precision=precision, nproc_per_node=D * changes.get("tp", 1), **changes
     )
@@ -37,12 +37,12 @@ def bytes_a_parameter(precision="bf16", **changes):
         ({"zero_stage": 3}, (4, 4, 8, 0)),  # FSDP2's shards are the fp32 parameters
     ],
 )
-def test_engines_keep_documented_bytes(changes, stated):
+def test_engines_keep_documented_bytes_per_parameter(changes, stated):
     assert bytes_a_parameter(**changes) == stated
 
 
-def test_unsharded_update_is_the_peak():
-    """DeepSpeed's ZeRO 1 on one data-parallel rank: 2 + 2 + 12 + 6 bytes a parameter, without activations."""
+def test_unsharded_zero1_update_is_the_memory_peak():
+    """DeepSpeed ZeRO-1 on one data-parallel rank holds 2 + 2 + 12 + 6 bytes per parameter, without activations."""
     run = Execution(
         micro_batch=1,
         nproc_per_node=1,
@@ -54,7 +54,7 @@ def test_unsharded_update_is_the_peak():
     assert memory.allocated_gib * BYTES_PER_GIB == pytest.approx(22 * WORKLOAD.parameters, rel=0.02)
 
 
-def test_forms_of_full_width_are_not_widened():
+def test_fp32_forms_have_no_master_weights():
     for stage in range(3):
         w = widths(
             Grid.of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True

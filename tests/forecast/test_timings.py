@@ -1,4 +1,4 @@
-"""Operator times of one machine: what micro-benchmarks say between, beside and beyond themselves."""
+"""Operator times of a calibrated machine: interpolation and extrapolation of micro-benchmarks."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_uniform_slowdown_extends_to_untimed_sizes():
     assert (sd < 0.3).all()
 
 
-def test_process_interpolates_and_is_uncertain_far_away():
+def test_process_interpolates_and_is_uncertain_between_distant_points():
     x = np.linspace(0, 8, 30)[:, None]
     y = np.sin(x[:, 0])
     process = Process(x, y, ClassFit(length_scale=1.0, noise=0.05))
@@ -44,12 +44,12 @@ def test_process_interpolates_and_is_uncertain_far_away():
     assert mean == pytest.approx(np.sin([3.0, 4.1]), abs=0.1)
     sparse = Process(x[[0, -1]], y[[0, -1]], ClassFit(length_scale=1.0, noise=0.05))
     assert sparse.at(np.array([[4.0]]))[1] > 3 * sd[0]
-    # beyond the last size the ratio stays
+    # the ratio is constant beyond the last size
     assert process.at(np.array([[80.0]]))[0] == pytest.approx(process.at(np.array([[8.0]]))[0])
     assert np.abs(process.left_out()[5:-5]).max() < 0.1
 
 
-def test_untimed_operator_is_the_formula_with_wide_spread():
+def test_untimed_operator_uses_formula_with_wide_spread():
     o = operators()
     predicted = Interpolator(timed_products(), FORM).predict(o, 4)
     assert predicted.log_sd[2] == UNTIMED_SD
@@ -59,17 +59,19 @@ def test_untimed_operator_is_the_formula_with_wide_spread():
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_more_samples_never_take_less_time(a, b):
+def test_larger_batch_is_not_faster_on_calibrated_machine(a, b):
     run = Execution(micro_batch=min(a, b))
     model, w = machine_model(), workload(m=64, n=256, k=256)
     first, second = (
         forecast(w, replace(run, micro_batch=n), Cluster(device=cpu()), model=model).step.total_ms
         for n in sorted((a, b))
     )
-    assert second >= first * 0.97  # between micro-benchmarks the ratio may sag a little
+    assert (
+        second >= first * 0.97
+    )  # the interpolated ratio may dip slightly between micro-benchmarks
 
 
-def test_whole_networks_correct_the_step_and_make_its_interval():
+def test_measured_networks_correct_step_and_set_interval():
     w, run, cluster = workload(m=64, n=512, k=512), Execution(micro_batch=8), Cluster(device=cpu())
     plain = forecast(w, run, cluster, model=machine_model())
     steady = forecast(w, run, cluster, model=machine_model(step_factors=(1.2, 1.21, 1.19, 1.2)))
@@ -85,7 +87,7 @@ def test_whole_networks_correct_the_step_and_make_its_interval():
     assert step_factor(machine_model()) == 1.0
 
 
-def test_operators_that_are_not_known_widen_the_interval():
+def test_uncertain_operators_widen_interval():
     model = machine_model()
     times, log_sd = machine_times(operators(), 8, model, Interpolator(model.timings, model.form))
     sure = machine_spread(model, times.device_s, np.zeros(3))
@@ -93,14 +95,14 @@ def test_operators_that_are_not_known_widen_the_interval():
     assert unsure.high > sure.high
 
 
-def test_fp32_calibration_refuses_16_bits():
+def test_fp32_calibration_rejects_16_bit_precision():
     run = Execution(micro_batch=8, precision="bf16")
     found = forecast(workload(), run, Cluster(device=cpu()), model=machine_model())
     assert found.step is None
     assert "fp32 only" in found.reason
 
 
-def test_a_trip_through_json_changes_nothing():
+def test_machine_model_survives_json_round_trip():
     model = machine_model(step_factors=(1.1, 1.2))
     back = from_json(to_json(model), MachineModel)
     w, run, cluster = workload(), Execution(micro_batch=4), Cluster(device=cpu())
@@ -108,6 +110,6 @@ def test_a_trip_through_json_changes_nothing():
 
 
 @pytest.mark.parametrize("change", [{"seconds": np.zeros(60)}, {"flops": np.ones(3)}, {"kind": ()}])
-def test_invalid_timings_raise(change):
+def test_invalid_timings_are_rejected(change):
     with pytest.raises(TrainpaceError):
         replace(timed_products(), **change)

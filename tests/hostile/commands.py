@@ -1,4 +1,4 @@
-"""What a hostile file may do to a command: nothing but one sentence. Commands run within this process, thousands of them."""
+"""Run commands on hostile files in this process and report violations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainpace.cli.program import main
 
 TIME_LIMIT_S = 10
 MOST_MEMORY_KIB = 1 << 20
-"""More than before, for one file."""
+"""Limit of the additional memory for one file."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\ud800-\udfff]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Hung(BaseException):
-    """Raised by the clock; no handler of the program's own expects it."""
+    """Raised by the alarm. No handler of the program catches it."""
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it `said`. `problem`: what it must not have done, in words; None where all is well."""
+    """Result of a command: its output and its problem, or None if it behaved."""
 
     said: str
     problem: str | None
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 def command(*arguments: str) -> Callable[[Path], None]:
-    """A command that is given the file in place of FILE."""
+    """Return a function that runs the command with the file in place of FILE."""
 
     def run(file: Path) -> None:
         try:
@@ -48,8 +48,11 @@ def command(*arguments: str) -> Callable[[Path], None]:
 
 
 def attempt(run: Callable[[Path], None], file: Path) -> Ended:
-    """Run it, and say what went wrong. Whatever the command prints is looked at; warnings of numpy count as errors."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    """Run the command and describe what went wrong.
+
+    All output is checked. Warnings of NumPy count as errors.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak (proc(5))
     before_kib, begun = _peak_kib(), time.monotonic()
     beside = set(os.listdir(file.parent))
     said = io.StringIO()
@@ -85,7 +88,7 @@ def attempt(run: Callable[[Path], None], file: Path) -> Ended:
 
 
 def _peak_kib() -> int:
-    """The most memory that this process held since the peak began anew."""
+    """Return the peak memory of this process since the last reset."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s*(\d+)", status)[1])  # type: ignore[index]
 

@@ -1,4 +1,4 @@
-"""Every type of file that a user can hand over: a right one, and the command that reads it."""
+"""Every type of input file, with a valid example and the command that reads it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,11 @@ tdp_w = 160
 
 
 class FileType(NamedTuple):
-    """`form`: how its structure is parsed (mutations.PARSERS), or "" for bytes. `beside`: other files that belong to it."""
+    """A type of input file.
+
+    `form` names the parser in mutations.PARSERS, or is "" for bytes. `beside` holds other required
+    files.
+    """
 
     name: str
     form: str
@@ -101,7 +105,10 @@ class FileType(NamedTuple):
 
 
 def reading(read: Callable[[Path], object]) -> Callable[[Path], None]:
-    """A reader that is tried without its command; the command's way to say what is wrong is the same for all."""
+    """Return a function that calls a reader directly.
+
+    All readers report errors in the same way.
+    """
     from trainpace.core.errors import TrainpaceError
     from trainpace.report import tell
 
@@ -134,7 +141,7 @@ def _started_beside(command_: Callable[[Path], None]) -> Callable[[Path], None]:
 
 @cache
 def file_types() -> dict[str, FileType]:
-    """By the name of the file type."""
+    """Return the file types by name."""
     nouns = every_noun()
     plan = next(n for n in nouns if isinstance(n, Plan))
     state = json.dumps(TRAINER_STATE).encode()

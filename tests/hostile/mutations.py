@@ -1,4 +1,4 @@
-"""Files that were right, made wrong: by their structure (values, keys, nesting) or by their bytes. Reproducible by the seed."""
+"""Mutate valid files by their structure (values, keys, nesting) or their bytes, with a seed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ Parser = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 
 
 def toml_of(value: Any) -> bytes:
-    """TOML of tables, arrays of tables and plain values; what TOML lacks becomes a string."""
+    """Return TOML of tables, arrays of tables and plain values. Other types become strings."""
 
     def plain(value: Any) -> str:
         if isinstance(value, bool):
@@ -163,7 +163,10 @@ PARSERS: dict[str, Parser] = {
 
 
 def mutant(example: bytes, form: str, rng: random.Random) -> bytes:
-    """One wrong file: `form` names the parser of its structure; other forms are changed byte by byte."""
+    """Return one mutated file.
+
+    `form` names the parser of its structure. Other forms are changed byte by byte.
+    """
     if form in PARSERS and rng.random() < 0.75:
         parse, write = PARSERS[form]
         try:
@@ -176,7 +179,7 @@ def mutant(example: bytes, form: str, rng: random.Random) -> bytes:
             TypeError,
             AttributeError,
             RecursionError,
-        ):  # a tree that this form cannot write
+        ):  # this form cannot represent the tree
             pass
     return _bytes_changed(example, rng)
 

@@ -1,4 +1,4 @@
-"""Hostile files of every type: one sentence each, at most. `python -m tools fuzz` tries many more."""
+"""Hostile files of every type produce at most one line. `python -m tools fuzz` tries more."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from hostile.mutations import mutant
 
 CASES = 25
 CORPUS = Path(__file__).parent / "corpus"
-"""Files that broke something once, in a folder for each type."""
+"""Files that once broke a command, in one folder per type."""
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def tried(kind, content, folder):
-    """How the command ended that was given this file, beside the files that belong to it."""
+    """Run the command on a file and return its result."""
     beside = folder / "files"
     beside.mkdir(exist_ok=True)
     for name, data in {**kind.beside, kind.name: content}.items():
@@ -35,12 +35,12 @@ def tried(kind, content, folder):
 
 
 FOREIGN = ("import.mlflow.db",)
-"""A database, but not one of MLflow."""
+"""A database that is not from MLflow."""
 NAMES = sorted(file_types())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_right_file_is_read(name, folder):
+def test_valid_file_is_read(name, folder):
     kind = file_types()[name]
     ended = tried(kind, kind.example, folder)
     assert ended.problem is None
@@ -49,7 +49,7 @@ def test_the_right_file_is_read(name, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_file_is_one_sentence(name, folder):
+def test_mutated_file_produces_at_most_one_line(name, folder):
     kind = file_types()[name]
     rng = random.Random(name)
     for case in range(CASES):
@@ -61,5 +61,5 @@ def test_a_wrong_file_is_one_sentence(name, folder):
 @pytest.mark.parametrize(
     "path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_broke_once(path, folder):
+def test_regression_corpus_files_produce_at_most_one_line(path, folder):
     assert tried(file_types()[path.parent.name], path.read_bytes(), folder).problem is None

@@ -43,8 +43,8 @@ executions = st.builds(Execution, micro_batch=st.integers(1, 64), accumulation=s
 step_times = st.floats(1e-3, 10)
 
 
-def test_the_thesis():
-    """32 models x 50 epochs x 10.7 h are 713 days; 2153 % leaves 4.65 % of them, 33 days."""
+def test_speed_up_matches_published_thesis_numbers():
+    """32 models x 50 epochs x 10.7 h take 713 days. A speed-up to 2153 % reduces this to 4.65 %, or 33 days."""
     result = answer(
         Question(
             schedule=Schedule(epochs=50),
@@ -62,27 +62,27 @@ def test_the_thesis():
 
 
 @given(schedules, executions, conditions, step_times)
-def test_parts_add_up_and_repeats_multiply(schedule, execution, c, step):
+def test_job_parts_sum_to_total_and_scale_with_repeats(schedule, execution, c, step):
     time = training_of(schedule, execution, c).time(step)
     assert time.total_s == pytest.approx(math.fsum(getattr(time, name) for name in JOB_PARTS))
     assert time.stepping_s == pytest.approx(time.steps * step * c.repeats)
 
 
 @given(schedules, executions, conditions, step_times, step_times)
-def test_a_slower_step_is_never_a_shorter_training(schedule, execution, c, a, b):
+def test_slower_step_never_shortens_training(schedule, execution, c, a, b):
     fast, slow = (training_of(schedule, execution, c).time(step) for step in sorted((a, b)))
     assert fast.total_s <= slow.total_s
 
 
 @given(schedules, executions, conditions, step_times)
-def test_step_time_for_a_deadline_is_the_inverse(schedule, execution, c, step):
+def test_step_time_for_deadline_inverts_training_time(schedule, execution, c, step):
     training = training_of(schedule, execution, c)
     deadline = training.time(step).total_s
     assert step_time_for_deadline(training, deadline * (1 + 1e-12)) == pytest.approx(step, rel=1e-6)
 
 
 @given(schedules, executions, conditions, step_times, st.integers(1, 40))
-def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, c, step, epochs):
+def test_epochs_for_deadline_are_the_most_that_finish(schedule, execution, c, step, epochs):
     def total_s(count):
         return training_of(replace(schedule, epochs=float(count)), execution, c).time(step).total_s
 
@@ -93,7 +93,7 @@ def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, c, step, epo
 
 
 @given(schedules, executions, conditions, step_times)
-def test_samples_for_a_deadline_are_the_most(schedule, execution, c, step):
+def test_samples_for_deadline_are_the_most_that_finish(schedule, execution, c, step):
     def total_s(samples):
         return training_of(replace(schedule, samples=samples), execution, c).time(step).total_s
 
@@ -104,7 +104,7 @@ def test_samples_for_a_deadline_are_the_most(schedule, execution, c, step):
 
 
 @given(schedules, executions, conditions, step_times, st.integers(1, 64))
-def test_the_batch_for_a_deadline_is_the_smallest(schedule, execution, c, step, micro_batch):
+def test_micro_batch_for_deadline_is_the_smallest(schedule, execution, c, step, micro_batch):
     def total_s(size):
         return training_of(schedule, replace(execution, micro_batch=size), c).time(step).total_s
 
@@ -124,7 +124,7 @@ def test_the_batch_for_a_deadline_is_the_smallest(schedule, execution, c, step, 
     1,
     False,
 )
-def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, c, step, ranks, keep):
+def test_ranks_for_deadline_are_the_fewest(schedule, execution, c, step, ranks, keep):
     def total_s(count):
         return training_of(schedule, replace(execution, nproc_per_node=count), c).time(step).total_s
 
@@ -132,7 +132,7 @@ def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, c, step, ranks
     try:
         choice = data_parallel_for_deadline(schedule, execution, c, step, deadline, keep)
     except Contradiction:
-        assert keep  # with a growing batch, `ranks` themselves meet it
+        assert keep  # without a fixed global batch, `ranks` meets the deadline
         return
     assert choice.time.total_s <= deadline
     if keep:
@@ -148,12 +148,12 @@ def test_accumulation_keeps_the_global_batch(micro, accumulation, ranks):
     assert accumulation_for_global_batch(micro * accumulation * ranks, micro, ranks) == accumulation
 
 
-def test_accumulation_that_does_not_divide_names_the_nearest():
+def test_indivisible_accumulation_names_nearest_global_batches():
     with pytest.raises(Contradiction, match="192 and 256"):
         accumulation_for_global_batch(250, 32, 2)
 
 
-def test_evaluation_checkpoints_and_start_up():
+def test_evaluation_checkpoints_and_startup_add_to_training_time():
     c = JobConditions(
         startup_s=30,
         evaluate_every_steps=40,
@@ -172,12 +172,12 @@ def test_evaluation_checkpoints_and_start_up():
     assert (time.checkpoints, time.failures_s) == (2, 0.0)
 
 
-def test_failures_that_come_faster_than_recovery_never_end():
+def test_training_never_ends_if_failures_outpace_recovery():
     c = replace(ONLY_STEPS, mean_time_between_failures_s=0.1, restart_s=60.0)
     assert math.isinf(training_of(Schedule(max_steps=100), Execution(), c).time(1.0).total_s)
 
 
-def test_learning_rate_rules():
+def test_learning_rate_follows_linear_and_square_root_rules():
     advice = learning_rate_advice(256, 1024, 0.1)
     assert (advice.linear, advice.square_root) == (pytest.approx(0.4), pytest.approx(0.2))
     with pytest.raises(TrainpaceError):
@@ -212,7 +212,7 @@ RUN = Schedule(samples=1281167, epochs=90)
         ),
     ],
 )
-def test_contradictions_say_which_numbers_clash(question, clash):
+def test_contradictions_name_the_conflicting_numbers(question, clash):
     with pytest.raises(Contradiction, match=clash):
         answer(Question(schedule=RUN, **question))
 
@@ -226,7 +226,7 @@ def test_contradictions_say_which_numbers_clash(question, clash):
         {"micro_batch": 8, "step_time_s": float("nan")},
     ],
 )
-def test_questions_that_lack_something(question):
+def test_incomplete_or_invalid_questions_are_rejected(question):
     with pytest.raises(TrainpaceError):
         answer(Question(schedule=RUN, **question))
 
@@ -241,7 +241,7 @@ def test_any_two_of_three_batch_numbers_give_the_third():
         assert (execution.micro_batch, execution.accumulation, execution.global_batch) == (8, 4, 64)
 
 
-def test_deadline_gives_step_time_and_a_late_run_is_a_no():
+def test_deadline_gives_required_step_time():
     needed = answer(Question(schedule=RUN, global_batch=256, deadline_s=86400.0))
     assert needed.solved == ("micro_batch", "step_time", "throughput")
     assert needed.time.total_s == pytest.approx(86400)
@@ -250,8 +250,8 @@ def test_deadline_gives_step_time_and_a_late_run_is_a_no():
     assert late.meets_limit is False
 
 
-def test_whichever_number_of_the_formula_is_missing_is_solved_for():
-    """epochs x samples / batch x step time: 90 x 1,281,167 / 256 x 0.21 s, each of the five left out in turn."""
+def test_missing_number_of_training_formula_is_solved():
+    """Omit each number of epochs x samples / batch x step time = 90 x 1,281,167 / 256 x 0.21 s in turn."""
     run = {"global_batch": 256, "step_time_s": 0.21, "deadline_s": 90 * 5005 * 0.21}
     known = Schedule(samples=1_281_167, epochs=90)
     assert answer(Question(schedule=replace(known, epochs=None), **run)).schedule.epochs == 90
@@ -275,7 +275,7 @@ def test_whichever_number_of_the_formula_is_missing_is_solved_for():
     ("schedule", "sizes"),
     [(Schedule(samples=1000, epochs=5), {}), (Schedule(epochs=5), {"micro_batch": 8})],
 )
-def test_a_deadline_that_nothing_meets(schedule, sizes):
+def test_unreachable_deadline_is_rejected(schedule, sizes):
     with pytest.raises(Contradiction):
         answer(Question(schedule=schedule, step_time_s=10.0, deadline_s=30.0, **sizes))
 
@@ -284,12 +284,12 @@ def test_a_deadline_that_nothing_meets(schedule, sizes):
     ("schedule", "more"),
     [(Schedule(samples=1000, max_steps=1000), {}), (RUN, {"solve_gpus": True})],
 )
-def test_a_batch_is_only_solved_for_where_it_decides(schedule, more):
+def test_batch_is_required_if_deadline_does_not_determine_it(schedule, more):
     with pytest.raises(TrainpaceError, match="batch size"):
         answer(Question(schedule=schedule, step_time_s=0.1, deadline_s=50.0, **more))
 
 
-def test_budget_gives_epochs():
+def test_budget_gives_largest_number_of_epochs():
     result = answer(
         Question(
             schedule=Schedule(samples=50_000),
@@ -303,7 +303,7 @@ def test_budget_gives_epochs():
     assert result.cost_usd <= 20.0 < result.cost_usd + 391 * 0.08 / 3600 * 1.2
 
 
-def test_growing_batch_is_said_with_learning_rates():
+def test_larger_global_batch_is_reported_with_learning_rates():
     result = answer(
         Question(
             schedule=RUN,

@@ -1,4 +1,4 @@
-"""What failures cost, against a simulation and against what must hold."""
+"""The cost of failures, compared with a simulation and with analytic limits."""
 
 import math
 
@@ -21,7 +21,7 @@ from trainpace.job.training import (
 )
 
 CASES = [
-    # (work, segments, checkpoint, ((mean time between, restart), ...)): from rare failures to more lost than done
+    # (work, segments, checkpoint, ((mean time between failures, restart), ...)), from rare to very frequent failures
     (40_000.0, 20, 30.0, ((50_000.0, 300.0),)),
     (40_000.0, 40, 60.0, ((3_600.0, 600.0),)),
     (20_000.0, 10, 100.0, ((2_000.0, 900.0),)),
@@ -35,14 +35,14 @@ def of(pairs):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_closed_form_is_within_2_percent_of_a_simulation(case):
+def test_closed_form_is_within_2_percent_of_simulation(case):
     work, segments, checkpoint, pairs = case
     assert expected_s(work, segments, checkpoint, of(pairs)) == pytest.approx(
         mean_simulated_s(1500, 7, *case), rel=0.02
     )
 
 
-def test_checkpoints_every_so_many_steps_are_the_same_form():
+def test_step_based_checkpoints_match_simulation():
     conditions = replace(
         ONLY_STEPS,
         checkpoint_every_steps=1000,
@@ -55,14 +55,14 @@ def test_checkpoints_every_so_many_steps_are_the_same_form():
     assert time.total_s == pytest.approx(simulated, rel=0.02)
 
 
-def test_rare_failures_cost_what_young_says():
+def test_rare_failure_cost_matches_young_approximation():
     mean, restart, interval, work = 1e7, 60.0, 300.0, 200_000.0
     exact = expected_s(work, round(work / interval), 0.0, of(((mean, restart),)))
     assert exact - work == pytest.approx(work * (restart + interval / 2) / mean, rel=0.01)
 
 
 @given(st.floats(0.1, 500), st.floats(1e3, 1e7), st.floats(0, 1e3))
-def test_no_other_interval_is_better_than_the_best(checkpoint, mean, restart):
+def test_best_interval_minimizes_cost(checkpoint, mean, restart):
     failing = of(((mean, restart),))
     best = best_interval_s(checkpoint, failing)
 
@@ -72,22 +72,22 @@ def test_no_other_interval_is_better_than_the_best(checkpoint, mean, restart):
     assert cost(best) <= min(cost(best * 0.9), cost(best * 1.1)) * (1 + 1e-9)
 
 
-def test_a_short_checkpoint_is_written_as_often_as_young_says():
+def test_best_interval_matches_young_formula_for_short_checkpoints():
     assert best_interval_s(5.0, of(((1e6, 0.0),))) == pytest.approx(
         math.sqrt(2 * 5.0 * 1e6), rel=0.01
     )
 
 
 @given(st.floats(1, 1e6), st.integers(1, 100), st.floats(10, 1e9), st.floats(0, 1e4))
-def test_failures_never_shorten_a_run_and_never_crash(work, segments, mean, restart):
+def test_failures_never_shorten_training(work, segments, mean, restart):
     assert expected_s(work, segments, 1.0, of(((mean, restart),))) >= (work + segments) * (1 - 1e-9)
 
 
-def test_without_failures_there_is_one_segment_and_nothing_lost():
+def test_no_failures_give_one_segment_without_loss():
     assert best_segments(1e6, 10.0, of(())) == 1
     assert expected_s(1e6, 1, 10.0, of(())) == 1e6 + 10.0
 
 
-def test_an_interruption_that_cannot_be():
+def test_zero_time_between_failures_is_rejected():
     with pytest.raises(TrainpaceError):
         failure_rate([Interruption(0.0, 1.0)])

@@ -1,4 +1,4 @@
-"""The gradient noise scale: unbiased, with an interval that covers, and None where there is no signal."""
+"""The gradient noise scale is unbiased, has a calibrated interval, and is None without a signal."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ SMALL, BIG = 8, 32
 
 
 def drawn(seed, steps, signal=1.0, deviation=2.0, dims=50):
-    """Norms of gradients that are normal around a vector of length `signal`: B = dims x deviation^2 / signal^2."""
+    """Draw norms of normal gradients around a vector of length `signal`. The noise scale is dims x deviation^2 / signal^2."""
     rng = np.random.default_rng(seed)
     true = np.full(dims, signal / np.sqrt(dims))
     parts = true + rng.normal(0, deviation / np.sqrt(SMALL), size=(steps, BIG // SMALL, dims))
@@ -29,38 +29,38 @@ def drawn(seed, steps, signal=1.0, deviation=2.0, dims=50):
     )
 
 
-def test_a_known_scale_is_found():
+def test_noise_scale_recovers_known_value():
     found = noise_scale(drawn(0, 4000))
     assert found.samples == pytest.approx(200, rel=0.1)
     assert found.gradient_squared == pytest.approx(1, rel=0.1)
     assert found.covariance_trace == pytest.approx(200, rel=0.05)
 
 
-def test_the_interval_holds_the_truth_nine_times_in_ten():
+def test_noise_scale_interval_covers_truth_in_90_percent():
     scales = [noise_scale(drawn(seed, 400)) for seed in range(100)]
     held = [s.low <= 200 <= (s.high or np.inf) for s in scales if s.samples is not None]
     assert len(held) > 95
     assert 0.8 <= np.mean(held) <= 0.98
 
 
-def test_no_signal_is_no_number():
+def test_noise_scale_is_none_without_signal():
     found = noise_scale(drawn(1, 50, signal=1e-6))
     assert found.samples is None
     assert found.reason
-    # what was measured is said all the same: 50 numbers of a deviation of 2
+    # the measured values are still reported: 50 dimensions with deviation 2
     assert found.steps == 50
     assert found.covariance_trace == pytest.approx(200, rel=0.1)
     assert abs(found.gradient_squared) < 1
 
 
-def test_gradients_without_noise_have_a_scale_of_nothing():
+def test_noise_scale_is_zero_without_noise():
     same = GradientNorms(
         small_batch=1, big_batch=2, small_squared=(3.0,) * 20, big_squared=(3.0,) * 20
     )
     assert noise_scale(same).samples == 0
 
 
-def test_steps_that_are_all_alike_leave_no_doubt():
+def test_identical_steps_give_interval_of_zero_width():
     alike = GradientNorms(
         small_batch=1, big_batch=2, small_squared=(4.0,) * 20, big_squared=(3.0,) * 20
     )
@@ -70,25 +70,25 @@ def test_steps_that_are_all_alike_leave_no_doubt():
     assert (found.low, found.samples, found.high) == pytest.approx((1, 1, 1))
 
 
-def test_a_gradient_that_is_hardly_told_from_0_may_be_next_to_nothing():
-    """Of the resampled means 4.9 % say that there is no gradient: they count as a scale without end, not as a small one."""
+def test_weak_gradient_widens_upper_bound_of_noise_scale():
+    """4.9 % of the resampled means have no gradient signal. They count as an infinite scale, not as a small one."""
     found = noise_scale(drawn(20, 60, signal=0.8))
     assert 200 < found.low < 200 / 0.8**2 < found.samples < 1000
     assert 10_000 < found.high < np.inf
 
 
-def test_a_scale_below_one_sample_is_told():
+def test_noise_scale_below_one_sample_is_reported():
     found = noise_scale(drawn(0, 100, deviation=0.05))
     assert found.samples == pytest.approx(50 * 0.05**2, rel=0.5)
     assert 0 < found.low < 0.125 < found.high < 1
 
 
-def test_the_same_norms_always_tell_the_same():
+def test_noise_scale_is_deterministic():
     assert noise_scale(drawn(3, 40)) == noise_scale(drawn(3, 40))
 
 
-def test_steps_that_resemble_their_neighbours_tell_less():
-    """100 steps in runs of 5 alike ones are worth 20: their interval is about sqrt(5) times as wide as that of 100 that differ."""
+def test_autocorrelated_steps_widen_interval():
+    """100 steps in groups of 5 equal ones carry the information of 20, so the interval is about sqrt(5) times wider."""
     few = drawn(5, 80)
     repeated = GradientNorms(
         small_batch=SMALL,
@@ -117,7 +117,7 @@ def test_steps_that_resemble_their_neighbours_tell_less():
         {"big_squared": (float("nan"), 1.0)},
     ],
 )
-def test_norms_that_make_no_sense(wrong):
+def test_invalid_gradient_norms_are_rejected(wrong):
     right = {
         "small_batch": 8,
         "big_batch": 32,
@@ -129,7 +129,7 @@ def test_norms_that_make_no_sense(wrong):
         GradientNorms(**right | wrong)
 
 
-def test_a_few_steps_tell_nothing():
+def test_noise_scale_needs_ten_steps():
     with pytest.raises(TrainpaceError):
         noise_scale(drawn(0, 9))
     assert noise_scale(drawn(0, 10, deviation=0.1)).steps == 10
@@ -139,14 +139,14 @@ positive = st.floats(1, 1e6)
 
 
 @given(positive, positive, positive)
-def test_steps_and_samples_trade_along_one_curve(noise, old, new):
+def test_larger_batch_trades_fewer_steps_for_more_samples(noise, old, new):
     steps, samples = steps_factor(noise, old, new), samples_factor(noise, old, new)
     assert samples == pytest.approx(steps * new / old)
     if new >= old:
         assert old / new * (1 - 1e-9) <= steps <= 1 + 1e-9 <= samples + 2e-9
 
 
-def test_far_below_the_scale_rules_are_the_usual_ones_and_far_above_nothing_changes():
+def test_learning_rate_factors_approach_limits_at_extreme_noise_scales():
     rule = learning_rate_for_noise_scale(256, 1024, 1e9)
     assert rule.sgd_factor == pytest.approx(4, rel=1e-4)
     assert rule.adam_factor == pytest.approx(2, rel=1e-4)
@@ -167,11 +167,11 @@ def test_far_below_the_scale_rules_are_the_usual_ones_and_far_above_nothing_chan
         (0, 8, float("inf")),
     ],
 )
-def test_scales_and_batches_that_are_none(factor, noise, old, new):
+def test_invalid_noise_scales_and_batches_are_rejected(factor, noise, old, new):
     with pytest.raises(TrainpaceError):
         factor(noise, old, new)
 
 
-def test_a_batch_of_nothing_has_no_learning_rate():
+def test_learning_rate_for_zero_batch_is_rejected():
     with pytest.raises(TrainpaceError):
         learning_rate_for_noise_scale(8, 0, 1)

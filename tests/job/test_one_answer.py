@@ -1,4 +1,4 @@
-"""The same job has the same hours and dollars wherever they are asked for, to the last digit."""
+"""All commands report exactly the same hours and dollars for the same job."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_forecast_match_plan_run_and_schedule_agree(
     match = rank(MODEL, [offer], {"A100": device}, job)
     match = (match.matches or match.missed)[0]
     e = match.forecast.execution
-    per_device = offer.price_usd_per_hour / gpus  # price * gpus / gpus may differ in the last digit
+    per_device = offer.price_usd_per_hour / gpus  # price * gpus / gpus can differ in the last digit
 
     cluster = Cluster(device=device, devices_per_node=gpus, price_usd_per_device_hour=per_device)
     priced = replace(conditions, price_usd_per_device_hour=per_device)
@@ -93,9 +93,7 @@ def test_forecast_match_plan_run_and_schedule_agree(
     assert evaluation.step_ms[0] == pytest.approx(step_ms, rel=1e-12)
     assert step_ms == match.forecast.step.total_ms == outlook.step_ms
     told = replace(conditions, price_usd_per_device_hour=per_device)
-    if (
-        conditions.checkpoint_s is None
-    ):  # `schedule` knows no model, so that it is told what writing a checkpoint takes
+    if conditions.checkpoint_s is None:  # `schedule` has no model, so it needs the checkpoint time
         told = replace(
             told, checkpoint_s=state / (conditions.storage_gb_per_s * 1e9), checkpoints=True
         )

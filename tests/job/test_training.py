@@ -1,4 +1,4 @@
-"""The whole job: its parts, and what must hold for them."""
+"""The time of a whole job: its parts and their invariants."""
 
 import pytest
 from hypothesis import given
@@ -35,19 +35,19 @@ def job(conditions=USUAL, nodes=4, vcpus=None):
     return training(conditions, nodes, vcpus).time(STEP.total_ms / 1e3, STEP.evaluating_ms / 1e3)
 
 
-def test_nothing_but_steps():
+def test_job_without_extras_is_steps_and_final_checkpoint():
     quiet = JobConditions(startup_s=0.0, device_mtbf_h=None)
     assert job(quiet).stepping_s == pytest.approx(1000.0)
     assert job(quiet).total_s == pytest.approx(
         1000.0 + 10.0
-    )  # the model itself is written once, 10 GB at 1 GB/s
+    )  # the final model is written once: 10 GB at 1 GB/s
     assert job(quiet).goodput == pytest.approx(1000 / 1010)
 
 
-def test_loading_slower_than_the_steps_shows_as_data_wait():
+def test_slow_loading_is_counted_as_data_wait():
     assert (
         job(JobConditions(sample_bytes=1e5)).data_wait_s == 0.0
-    )  # 25.6 MB a step at 1 GB/s: 26 ms of 100
+    )  # 25.6 MB per step at 1 GB/s take 26 ms of the 100 ms step
     assert job(JobConditions(sample_bytes=1e6)).data_wait_s == pytest.approx(10_000 * (0.256 - 0.1))
     assert job(JobConditions(samples_per_cpu_s=80.0), vcpus=8).data_wait_s == 0.0
     assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(
@@ -56,7 +56,7 @@ def test_loading_slower_than_the_steps_shows_as_data_wait():
     assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=None).data_wait_s == 0.0
 
 
-def test_the_interval_of_a_training_that_waits_for_data_is_that_of_its_cores():
+def test_data_bound_training_interval_reflects_cpu_spread():
     waits = training(
         JobConditions(samples_per_cpu_s=8.0, startup_s=0.0, checkpoints=False, device_mtbf_h=None),
         nodes=1,
@@ -73,7 +73,7 @@ def test_the_interval_of_a_training_that_waits_for_data_is_that_of_its_cores():
     )
 
 
-def test_evaluation_is_the_forward_part():
+def test_evaluation_time_is_forward_part_of_step():
     time = job(JobConditions(evaluation_samples=2560))
     assert time.evaluation_s == pytest.approx(10 * 10 * 0.030)
     launching = StepTime(
@@ -82,11 +82,11 @@ def test_evaluation_is_the_forward_part():
     assert launching.evaluating_ms == pytest.approx(45.0)
 
 
-def test_the_data_are_waited_for():
+def test_data_download_counts_as_transfer_time():
     assert job(JobConditions(data_gb=150.0, download_gb_per_s=0.25)).transfer_s == 600.0
 
 
-def test_spot_servers_cost_time_the_more_of_them_there_are():
+def test_spot_failure_time_grows_with_nodes():
     conditions = JobConditions(preemption_mean_h=1.0)
     spot = replace(conditions, spot=True)
     assert (
@@ -94,8 +94,8 @@ def test_spot_servers_cost_time_the_more_of_them_there_are():
     )
 
 
-def test_the_slowest_of_several_nodes():
-    """Expected largest of n standard normal variables, from tables (Harter 1961)."""
+def test_slowest_of_nodes_matches_normal_order_statistics():
+    """Tables give the expected maximum of n standard normal variables (Harter 1961)."""
     for nodes, expected in ((2, 0.5642), (4, 1.0294), (8, 1.4236), (100, 2.5076)):
         assert slowest_of(nodes, 1.0) == pytest.approx(expected, rel=0.02 if nodes > 2 else 0.05)
     assert slowest_of(1, 1.0) == slowest_of(64, 0.0) == 0.0
@@ -109,7 +109,9 @@ def test_the_slowest_of_several_nodes():
     st.floats(0, 0.2),
     st.booleans(),
 )
-def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_h, variation, spot):
+def test_job_parts_are_nonnegative_and_sum_to_total(
+    nodes, sample_bytes, storage, mtbf_h, variation, spot
+):
     time = job(
         JobConditions(
             sample_bytes=sample_bytes,
@@ -126,7 +128,7 @@ def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_
     assert 0 <= time.goodput <= 1
 
 
-def test_the_checkpoint_interval_of_its_own_choice_is_not_beaten():
+def test_chosen_checkpoint_interval_minimizes_total_time():
     own = job(JobConditions(device_mtbf_h=1000.0))
     for every_s in (own.checkpoint_interval_s / 3, own.checkpoint_interval_s * 3):
         assert (
@@ -144,7 +146,7 @@ def test_power_lies_between_idle_and_tdp():
 @pytest.mark.parametrize(
     "field", ["storage_gb_per_s", "device_mtbf_h", "download_gb_per_s", "sample_bytes"]
 )
-def test_conditions_that_cannot_be_say_which(field):
+def test_negative_conditions_are_rejected_by_name(field):
     with pytest.raises(TrainpaceError, match=field):
         JobConditions(**{field: -1.0})
 
@@ -162,6 +164,6 @@ def test_conditions_that_cannot_be_say_which(field):
         {"evaluate_every_steps": 5, "evaluation_samples": 100},
     ],
 )
-def test_conditions_that_contradict_themselves(wrong):
+def test_contradictory_conditions_are_rejected(wrong):
     with pytest.raises(TrainpaceError):
         JobConditions(**wrong)

@@ -1,4 +1,4 @@
-"""Worked examples of the sources, and what must hold for every number."""
+"""Worked examples of step counts from the literature, and invariants."""
 
 import pytest
 from hypothesis import assume, given
@@ -30,21 +30,21 @@ def executions():
     )
 
 
-def test_1000_samples_in_batches_of_10_are_100_steps():
+def test_1000_samples_at_batch_10_take_100_steps():
     assert epoch_steps(Schedule(samples=1000), Execution(micro_batch=10)).steps == 100
 
 
-def test_accumulation_2_halves_the_micro_batch_and_keeps_100_updates():
+def test_accumulation_with_halved_micro_batch_keeps_steps():
     execution = Execution(micro_batch=5, accumulation=2)
     assert execution.global_batch == 10
     assert epoch_steps(Schedule(samples=1000), execution).steps == 100
 
 
-def test_two_devices_with_batch_2_are_an_effective_batch_of_4():
+def test_two_devices_with_batch_2_have_global_batch_4():
     assert Execution(micro_batch=2, nproc_per_node=len([2, 3])).global_batch == 4
 
 
-def test_global_batch_with_nodes_and_processes():
+def test_global_batch_includes_nodes_and_processes():
     execution = Execution(micro_batch=8, accumulation=4, nnodes=2, nproc_per_node=8)
     assert (execution.world_size, execution.data_parallel_size, execution.global_batch) == (
         16,
@@ -60,7 +60,7 @@ def test_tensor_and_pipeline_parallelism_divide_the_data_parallel_size():
         Execution(nproc_per_node=8, tp=3)
 
 
-def test_imagenet_on_eight_gpus():
+def test_imagenet_epoch_on_eight_gpus_takes_5005_steps():
     steps = epoch_steps(Schedule(samples=1281167), Execution(micro_batch=32, nproc_per_node=8))
     assert (steps.steps, steps.last_step_samples) == (5005, 143)
 
@@ -82,7 +82,7 @@ def refusal_of(ask):
     return str(refused.value)
 
 
-def test_the_size_of_an_epoch_is_given_once():
+def test_epoch_size_must_be_given_exactly_once():
     for fields in ({"samples": 4, "tokens": 10, "sequence_length": 2}, {"tokens": 10}):
         with pytest.raises(TrainpaceError):
             Schedule(**fields)
@@ -95,7 +95,7 @@ def test_the_size_of_an_epoch_is_given_once():
         total_steps(Schedule(samples=10), Execution())
 
 
-def test_drop_last_that_leaves_nothing_says_so():
+def test_drop_last_without_full_step_is_rejected():
     loader = refusal_of(
         lambda: epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16))
     )
@@ -113,8 +113,8 @@ def test_drop_last_that_leaves_nothing_says_so():
     )
 
 
-def test_what_is_dropped_is_not_counted_as_seen():
-    """23 samples in micro-batches of 4, three to a step: five full micro-batches and one of 3, so one full step and one more."""
+def test_dropped_samples_are_not_counted_as_seen():
+    """23 samples in micro-batches of 4 give five full micro-batches and one of 3. With accumulation 3 these are two steps."""
     execution = Execution(micro_batch=4, accumulation=3)
     all_of_it = epoch_steps(Schedule(samples=23), execution)
     assert asdict(all_of_it) == {
@@ -149,12 +149,12 @@ def test_what_is_dropped_is_not_counted_as_seen():
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_speed_up_is_above_nothing(ratio):
+def test_nonpositive_speed_up_is_rejected(ratio):
     assert refusal_of(lambda: SpeedUp(ratio=ratio)) == f"a speed-up of {ratio} is not above 0."
-    assert SpeedUp(ratio=0.5).share_of_old_time == 2  # slower is a ratio below 1
+    assert SpeedUp(ratio=0.5).share_of_old_time == 2  # a ratio below 1 is slower
 
 
-def test_a_global_batch_that_micro_batches_do_not_give():
+def test_indivisible_global_batch_names_nearest_sizes():
     assert accumulation_for_global_batch(64, 32, 2) == 1
     assert refusal_of(lambda: accumulation_for_global_batch(250, 32, 2)) == (
         "global batch 250 is not a multiple of micro-batch 32 x data-parallel size 2 = 64."
@@ -168,7 +168,7 @@ def test_a_global_batch_that_micro_batches_do_not_give():
     )
 
 
-def test_both_rules_for_the_learning_rate():
+def test_learning_rate_advice_has_linear_and_square_root():
     advice = learning_rate_advice(1, 4, 0.1)
     assert (advice.linear, advice.square_root) == pytest.approx((0.4, 0.2))
     assert (advice.linear_factor, advice.square_root_factor) == (4, 2)
@@ -205,15 +205,15 @@ def test_dropping_never_adds_steps(n, execution):
 
 
 @given(samples, executions())
-def test_dropping_everything_partial_is_a_floor(n, execution):
+def test_dropping_partial_steps_rounds_down(n, execution):
     assume(n >= execution.global_batch)
     schedule = Schedule(samples=n, drop_last=True, partial_accumulation="drop")
     assert epoch_steps(schedule, execution).steps == n // execution.global_batch
 
 
 @given(samples, sizes, sizes, st.integers(1, 8))
-def test_the_same_global_batch_gives_the_same_steps(n, micro, accumulation, ranks):
-    """However it is split into micro-batches, accumulation and ranks."""
+def test_steps_depend_only_on_global_batch(n, micro, accumulation, ranks):
+    """The split into micro-batches, accumulation and ranks does not matter."""
     split = Execution(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     whole = Execution(micro_batch=micro * accumulation * ranks)
     assert split.global_batch == whole.global_batch
@@ -224,25 +224,25 @@ def test_the_same_global_batch_gives_the_same_steps(n, micro, accumulation, rank
 
 
 @given(samples, executions(), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_more_epochs_are_never_fewer_steps(n, execution, a, b):
+def test_more_epochs_never_reduce_steps(n, execution, a, b):
     few, many = sorted((a, b))
     assert total_steps(Schedule(samples=n, epochs=few), execution) <= total_steps(
         Schedule(samples=n, epochs=many), execution
     )
 
 
-def test_fractional_epochs_and_max_steps():
+def test_total_steps_handles_fractional_epochs_and_max_steps():
     execution = Execution(micro_batch=10)
     assert total_steps(Schedule(samples=1000, epochs=0.5), execution) == 50
     assert total_steps(Schedule(samples=100, epochs=0.1), execution) == 1
     assert total_steps(Schedule(samples=1000, epochs=3, max_steps=120), execution) == 120
     assert total_steps(Schedule(max_steps=120), execution) == 120
     assert total_steps(Schedule(samples=1000, epochs=3, max_steps=1000), execution) == 300
-    # in floating point 55,000.00000000001, and a count that a share of a thousand millionth would change
+    # 50,000 x 1.1 is 55,000.00000000001 in floating point; for 1e10, a relative tolerance of 1e-9 would change the count
     assert total_steps(Schedule(samples=50_000, epochs=1.1), Execution()) == 55_000
     assert total_steps(Schedule(samples=10**10, epochs=1.0), Execution()) == 10**10
     assert total_steps(Schedule(samples=10**10 + 1, epochs=1.0), Execution()) == 10**10 + 1
-    # less than a step is one, and a hundredth more than a step is two
+    # less than one step counts as one, and 1.01 steps count as two
     assert total_steps(Schedule(samples=1000, epochs=1e-12), execution) == 1
     assert total_steps(Schedule(samples=1000, epochs=0.0101), execution) == 2
     with pytest.raises(TrainpaceError):
@@ -250,7 +250,7 @@ def test_fractional_epochs_and_max_steps():
 
 
 @pytest.mark.parametrize("name", ["samples", "tokens", "sequence_length", "max_steps"])
-def test_counts_are_from_1_to_1e18(name):
+def test_schedule_counts_must_be_from_1_to_1e18(name):
     others = {"sequence_length": 1} if name == "tokens" else {}
     assert getattr(Schedule(**{name: 10**18}, **others), name) == 10**18
     for wrong in (0, 10**18 + 1):
@@ -263,7 +263,7 @@ def test_counts_are_from_1_to_1e18(name):
 @pytest.mark.parametrize(
     "wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}]
 )
-def test_impossible_schedules(wrong):
+def test_impossible_schedules_are_rejected(wrong):
     with pytest.raises(TrainpaceError):
         Schedule(**wrong)
 
@@ -271,6 +271,6 @@ def test_impossible_schedules(wrong):
 @pytest.mark.parametrize(
     "name", ["micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp"]
 )
-def test_impossible_executions(name):
+def test_impossible_executions_are_rejected(name):
     with pytest.raises(TrainpaceError, match=name):
         Execution(**{name: 0})

@@ -19,7 +19,7 @@ def postgres_server():
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request, tmp_path):
-    """Where a new journal may be: every test that takes it runs on both databases."""
+    """Location for a new journal. Every test that uses it runs on both databases."""
     if request.param == "sqlite":
         return str(tmp_path / "journal.db")
     return postgres.create_database(

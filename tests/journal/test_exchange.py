@@ -1,4 +1,4 @@
-"""Exports come back bit for bit, and validate reads their columns."""
+"""Exports come back bit for bit, and `validate` reads their columns."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +20,7 @@ ENDINGS = ["json", "parquet", "csv"]
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(strategies.entries(), max_size=4))
-def test_any_entry_comes_back(tmp_path, ending, several):
+def test_any_entry_round_trips_through_export(tmp_path, ending, several):
     path = tmp_path / f"journal.{ending}"
     records = [sweep(), *several]
     assert export(path, records) == len(records)
@@ -28,7 +28,7 @@ def test_any_entry_comes_back(tmp_path, ending, several):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_journal_goes_to_another_database_and_back(journal, tmp_path, ending):
+def test_journal_round_trips_through_another_database(journal, tmp_path, ending):
     begun = sweep()
     journal.add_many(
         [
@@ -63,7 +63,7 @@ def test_validate_reads_an_export(tmp_path, ending):
     assert (run.step_time_ms, run.img_size, run.optimizer) == (10.0, 224, "sgd_momentum")
 
 
-def test_an_export_is_whole_or_absent(tmp_path):
+def test_failed_export_keeps_previous_file(tmp_path):
     def broken():
         yield entry()
         raise UnreadableInput("gone.")
@@ -83,7 +83,7 @@ def test_an_export_is_whole_or_absent(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_nothing_is_imported_of_a_damaged_export(tmp_path, ending):
+def test_damaged_export_imports_no_run(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
     export(path, [whole_entry() for _ in range(50)])
     data = path.read_bytes()

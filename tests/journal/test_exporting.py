@@ -1,4 +1,4 @@
-"""Runs into MLflow and Weights & Biases, with the real libraries where they are: beside this one, or in .trackers."""
+"""Export to MLflow and Weights & Biases with the real libraries, if they are installed here or in .trackers."""
 
 import importlib.util
 import json
@@ -64,7 +64,7 @@ def journal(tmp_path):
     return kept
 
 
-def test_a_run_as_trackers_have_it():
+def test_run_maps_to_tracker_settings_metrics_and_tags():
     one = whole_entry(losses=(2.0, None, 1.0), forecast_ms=11.0)
     assert settings_of(one)["micro_batch"] == one.execution.micro_batch
     assert "sequence_length" not in settings_of(one)
@@ -76,14 +76,14 @@ def test_a_run_as_trackers_have_it():
     assert series_of(entry(step_time_ms=4.0))["step_time_ms"] == [(0, 4.0)]
 
 
-def test_time_is_utc():
+def test_start_time_is_utc():
     assert start_ms(entry(created_at="1970-01-01T00:00:01.500000Z")) == 1500
 
 
 @needs("mlflow")
 @pytest.mark.slow
-def test_mlflow_and_back(tmp_path, journal):
-    for count in (3, 0):  # a second time adds nothing
+def test_mlflow_export_round_trips(tmp_path, journal):
+    for count in (3, 0):  # A second export adds nothing.
         done = run(tmp_path, "journal", "export", "--to", "mlflow", "mlruns", "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {"file": "mlruns", "records": count}
@@ -106,7 +106,7 @@ def test_mlflow_and_back(tmp_path, journal):
 
 @needs("wandb")
 @pytest.mark.slow
-def test_wandb_offline(tmp_path, journal):
+def test_wandb_export_works_offline(tmp_path, journal):
     done = run(
         tmp_path,
         "journal",
@@ -127,7 +127,7 @@ def test_wandb_offline(tmp_path, journal):
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
-def test_without_the_library(tmp_path, journal, tracker):
+def test_missing_tracker_library_names_pip_install(tmp_path, journal, tracker):
     (tmp_path / f"{tracker}.py").write_text("raise ImportError\n")
     done = run(
         tmp_path,
@@ -145,7 +145,7 @@ def test_without_the_library(tmp_path, journal, tracker):
 
 @needs("mlflow")
 @pytest.mark.slow
-def test_a_server_that_is_not_there(tmp_path, journal):
+def test_unreachable_mlflow_server_is_an_error(tmp_path, journal):
     more = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}
     done = run(tmp_path, "journal", "export", "--to", "mlflow", "http://127.0.0.1:9", **more)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Filters by mode and by source, which have no column of their own."""
+"""Filters by mode and source, which have no database column."""
 
 import pytest
 
@@ -36,6 +36,6 @@ def filled(journal):
         (Query(mode="train", source="csv"), "a"),
     ],
 )
-def test_by_mode_and_source(filled, query, found):
+def test_journal_filters_by_mode_and_source(filled, query, found):
     assert "".join(sorted(run.model for run in filled.find(query))) == found
     assert filled.count(query) == len(found)

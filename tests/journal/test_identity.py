@@ -1,4 +1,4 @@
-"""Nothing stored by default names a person or a machine."""
+"""By default, nothing stored names a person or a machine."""
 
 import time
 
@@ -74,7 +74,7 @@ SECRETS = [
         ("a\n/srv/alice/b\n", "a\nb\n"),
     ],
 )
-def test_identity_goes(text, kept):
+def test_identifying_text_is_removed(text, kept):
     found = anonymous(text, NAMES)
     assert found == kept
     assert not [secret for secret in SECRETS if secret in found]
@@ -99,7 +99,7 @@ def test_identity_goes(text, kept):
         "driver 535.104.05",
     ],
 )
-def test_what_names_nobody_stays(text):
+def test_text_without_identity_is_unchanged(text):
     assert anonymous(text, NAMES) == text
 
 
@@ -123,7 +123,7 @@ def test_what_names_nobody_stays(text):
         max_size=12,
     ).map("".join)
 )
-def test_twice_is_once(text):
+def test_anonymous_text_is_idempotent(text):
     once = anonymous(text, NAMES)
     assert anonymous(once, NAMES) == once
 
@@ -134,14 +134,14 @@ def test_twice_is_once(text):
     ),
     st.sampled_from(["/", "\\"]),
 )
-def test_no_path_keeps_its_folders(parts, separator):
+def test_anonymous_paths_lose_their_folders(parts, separator):
     found = anonymous(separator.join(["", "home", *parts, "last.py"]), NAMES)
     assert "alice" not in found
     assert "gpu07" not in found
     assert found.count("/") + found.count("\\") == 0
 
 
-def test_long_text_takes_no_longer_than_its_length_asks():
+def test_anonymizing_long_text_takes_linear_time():
     start = time.process_time()
     for text in (
         "-" * 40_000,
@@ -162,7 +162,7 @@ def test_long_text_takes_no_longer_than_its_length_asks():
     assert time.process_time() - start < 20  # a pattern that backtracks takes minutes
 
 
-def test_whole_entries():
+def test_whole_entries_are_anonymized():
     one = entry(
         model="/home/alice/m.py:task",
         device="gpu07 CPU",
@@ -190,7 +190,7 @@ def test_whole_entries():
     assert anonymous_entry(entry(model="timm:alice_net"), NAMES).model == "timm:alice_net"
 
 
-def test_own_runs_are_anonymous_unless_asked(monkeypatch):
+def test_own_runs_are_anonymous_by_default(monkeypatch):
     from msgspec.structs import replace
 
     monkeypatch.setenv("USER", "alice")
@@ -213,7 +213,7 @@ def test_own_runs_are_anonymous_unless_asked(monkeypatch):
 
 
 @given(strategies.entries())
-def test_any_entry_can_be_made_anonymous(one):
+def test_anonymous_entry_is_idempotent(one):
     once = anonymous_entry(one, NAMES)
     assert anonymous_entry(once, NAMES) == once
     assert once.execution == one.execution

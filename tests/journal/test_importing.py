@@ -1,4 +1,4 @@
-"""Runs from elsewhere: what each format says, what is skipped and why, and nothing twice."""
+"""Import of runs: the contents of each format, skipped runs with reasons, and no duplicates."""
 
 import json
 import sqlite3
@@ -40,7 +40,7 @@ def written(tmp_path, name, content):
     return path
 
 
-def test_published_runs(tmp_path):
+def test_csv_of_published_runs_is_imported(tmp_path):
     done, found = bring(written(tmp_path, "runs.csv", RUNS), tmp_path)
     assert (done.format, done.new, sum(done.skipped.values())) == ("runs", 4, 2)
     assert set(done.skipped) == {
@@ -68,7 +68,7 @@ def test_published_runs(tmp_path):
     assert (again.new, again.already_there) == (0, 4)
 
 
-def test_csv_json_and_parquet_are_the_same_runs(tmp_path):
+def test_csv_json_and_parquet_import_same_runs(tmp_path):
     import csv
 
     import pyarrow as pa
@@ -83,7 +83,7 @@ def test_csv_json_and_parquet_are_the_same_runs(tmp_path):
     assert (done.format, done.new, done.already_there) == ("runs", 0, 4)
 
 
-def test_a_number_that_is_none_refuses_the_file(tmp_path):
+def test_invalid_number_rejects_whole_file(tmp_path):
     path = written(tmp_path, "runs.csv", RUNS + "a,x,,pytorch,T4,,1,fp32,,,many,,,5,,,,\n")
     with Journal.open(str(tmp_path / "journal.db")) as journal:
         with pytest.raises(UnreadableInput, match=r"row 6.*many"):
@@ -91,7 +91,7 @@ def test_a_number_that_is_none_refuses_the_file(tmp_path):
         assert journal.count() == 0
 
 
-def test_our_own_measurements(tmp_path):
+def test_own_measurements_are_imported(tmp_path):
     probe = FailedProbe(
         model="one layer",
         device="cpu",
@@ -116,7 +116,7 @@ def test_our_own_measurements(tmp_path):
     assert bring(path, tmp_path)[0].already_there == 2
 
 
-def test_timm(tmp_path):
+def test_timm_benchmark_is_imported(tmp_path):
     done, found = bring(
         written(tmp_path, "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", TIMM), tmp_path
     )
@@ -156,7 +156,7 @@ HF = {
 }
 
 
-def test_huggingface(tmp_path):
+def test_hugging_face_results_are_imported(tmp_path):
     path = written(tmp_path, "all_results.json", HF)
     done, _ = bring(path, tmp_path)
     assert (done.format, done.new) == ("hf", 0)
@@ -274,7 +274,7 @@ def database(path):
 
 
 @pytest.mark.parametrize("kind", ["mlruns", "mlflow.db"])
-def test_mlflow(tmp_path, kind):
+def test_mlflow_runs_are_imported(tmp_path, kind):
     path = mlruns(tmp_path / kind, STORE) if kind == "mlruns" else database(tmp_path / kind)
     done, found = bring(path, tmp_path)
     assert (done.format, done.new, sum(done.skipped.values())) == ("mlflow", 2, 3)
@@ -288,12 +288,12 @@ def test_mlflow(tmp_path, kind):
     assert bring(path, tmp_path)[0].already_there == 2
 
 
-def test_both_stores_of_mlflow_are_the_same_runs(tmp_path):
+def test_both_mlflow_stores_import_same_runs(tmp_path):
     bring(mlruns(tmp_path / "mlruns", STORE), tmp_path)
     assert bring(database(tmp_path / "mlflow.db"), tmp_path)[0].new == 0
 
 
-def test_yaml_that_runs_code_does_not(tmp_path):
+def test_yaml_import_does_not_execute_code(tmp_path):
     folder = mlruns(tmp_path / "mlruns", STORE[:1])
     marker = tmp_path / "ran"
     next((folder / "0").glob("0*/meta.yaml")).write_text(
@@ -304,7 +304,7 @@ def test_yaml_that_runs_code_does_not(tmp_path):
     assert not marker.exists()
 
 
-def test_links_do_not_lead_out_of_mlruns(tmp_path):
+def test_symlinks_out_of_mlruns_are_ignored(tmp_path):
     folder = mlruns(tmp_path / "mlruns", [({**STORE[1][0]}, STORE[1][1], "active")])
     secret = written(tmp_path, "secret", "999")
     (folder / "0" / f"{0:032x}" / "params" / "seed").symlink_to(secret)
@@ -330,7 +330,7 @@ def test_links_do_not_lead_out_of_mlruns(tmp_path):
         ("x.json", '{"train_runtime": {}, "train_steps_per_second": "fast"}' * 2),
     ],
 )
-def test_wrong_files_are_one_sentence(tmp_path, name, content):
+def test_invalid_import_files_give_one_line_errors(tmp_path, name, content):
     path = written(tmp_path, name, content)
     with Journal.open(str(tmp_path / "journal.db")) as journal:
         for format_ in ("auto", "trainpace", "runs", "timm", "hf", "mlflow"):
@@ -345,7 +345,7 @@ def test_wrong_files_are_one_sentence(tmp_path, name, content):
         assert journal.count() == 0
 
 
-def test_what_is_no_file(tmp_path):
+def test_unsupported_import_paths_are_rejected(tmp_path):
     for wrong in (tmp_path, tmp_path / "none.csv"):
         with pytest.raises(TrainpaceError):
             format_of(wrong)
@@ -355,7 +355,7 @@ def test_what_is_no_file(tmp_path):
         format_of(tmp_path / "journal.db")
 
 
-def test_an_error_names_the_file_and_not_the_journal(tmp_path):
+def test_import_error_names_file_not_journal(tmp_path):
     with pytest.raises(UnreadableInput) as error:
         bring(
             written(tmp_path, "runs.csv", RUNS + "a,x,,pytorch,T4,,1,fp32,,,many,,,5,,,,\n"),

@@ -1,4 +1,4 @@
-"""Whatever is done to a journal, in any order, with failed writes and killed writers in between: it holds what it said it holds."""
+"""Stateful test of a journal with failed writes and killed writers: it holds exactly what it acknowledged."""
 
 import os
 import resource
@@ -31,7 +31,7 @@ from trainpace.journal.sharing import SharedRuns
 CHUNK = 3
 """In place of a thousand, so that a few runs are written in several statements of one transaction."""
 MODELS, DEVICES = ("resnet18", "resnet50", "gpt2"), ("Tesla T4", "NVIDIA A100-SXM4-40GB")
-# few first digits and few times, so that prefixes match several and times are alike
+# Few first digits and few times, so prefixes match several runs and times coincide.
 ids = st.builds("{:x}{:031x}".format, st.integers(0, 3), st.integers(0, 2**124 - 1))
 times = st.integers(0, 20).map(lambda second: f"2026-11-24T00:00:{second:02d}.000000Z")
 made = st.builds(
@@ -47,7 +47,7 @@ made = st.builds(
 
 
 class OnlyPartly(Exception):
-    """What the source of runs raises in the midst."""
+    """Error that the source of runs raises midway."""
 
 
 class TheJournal(RuleBasedStateMachine):
@@ -112,7 +112,7 @@ class TheJournal(RuleBasedStateMachine):
         resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) + room, before[1]))
         try:
             self.journal.add_many(some)
-        except UnreadableInput:  # then nothing of it is there
+        except UnreadableInput:  # Then none of the runs is stored.
             return
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -124,7 +124,7 @@ class TheJournal(RuleBasedStateMachine):
         kept=st.lists(made, max_size=2),
     )
     def a_writer_is_killed(self, some, at, kept):
-        """Another process keeps some runs, and dies of SIGKILL in the midst of more, or right after them."""
+        """Let another process store some runs and die of SIGKILL during or right after further writes."""
         self.journal.close()
         child = os.fork()
         if child == 0:
@@ -193,7 +193,7 @@ class TheJournal(RuleBasedStateMachine):
         file.write_bytes(file.read_bytes()[:at])
         try:
             import_file(self.journal, file)
-        except UnreadableInput:  # then nothing of it is there
+        except UnreadableInput:  # Then none of the runs is stored.
             return
         self.expect(some)
 
@@ -272,10 +272,10 @@ def run_machine(examples, steps):
     )
 
 
-def test_any_order():
+def test_journal_survives_any_order_of_operations():
     run_machine(15, 25)
 
 
 @pytest.mark.long
-def test_any_order_for_long():
+def test_journal_survives_long_orders_of_operations():
     run_machine(150, 40)

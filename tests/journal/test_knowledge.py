@@ -1,4 +1,4 @@
-"""What was measured corrects the forecasts of every cluster, in forecast and in match alike."""
+"""Measurements correct the forecasts of every cluster, in `forecast` and `match` alike."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def on(device, count=1):
 
 @pytest.fixture
 def journal(tmp_path):
-    """T4 takes 1.4 times what is forecast."""
+    """Journal in which a T4 takes 1.4 times the forecast."""
     with Journal.open(str(tmp_path / "runs.db")) as runs:
         for batch in (16, 32, 64):
             e = Execution(micro_batch=batch, optimizer=workload().optimizer)
@@ -52,8 +52,8 @@ def journal(tmp_path):
 @pytest.mark.parametrize(
     ("device", "count", "least"), [("T4", 1, 1.3), ("T4", 2, 1.05), ("A100", 1, 1.02)]
 )
-def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
-    """All of it on the same card, less on two of them, least on another; what was measured narrows the interval."""
+def test_journal_corrects_forecast_and_match_equally(journal, device, count, least):
+    """The correction is full on the same GPU, smaller on two of them, smallest on another GPU. It narrows the interval."""
     there = on(device, count)
     e = Execution(micro_batch=32, nproc_per_node=count, optimizer=workload().optimizer)
     plain = there.at([e]).brief(0)
@@ -70,7 +70,7 @@ def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
     assert widths[0] < widths[1]
 
 
-def test_steps_of_whole_rows_do_not_correct_packed_ones(tmp_path):
+def test_padded_runs_do_not_correct_packed_forecasts(tmp_path):
     model = replace(stacked(), sequence_length=TOKENS)
     place = str(tmp_path / "runs.db")
     with Journal.open(place) as runs:
@@ -107,7 +107,7 @@ def test_steps_of_whole_rows_do_not_correct_packed_ones(tmp_path):
     )
 
 
-def test_a_journal_of_other_workloads_changes_nothing(journal):
+def test_unrelated_workloads_do_not_change_forecast(journal):
     other = Forecaster(
         replace(workload(), model="another"), Target(Cluster(device=find_device("A100")))
     )
@@ -117,8 +117,8 @@ def test_a_journal_of_other_workloads_changes_nothing(journal):
     assert knowledge.in_words(other) == ""
 
 
-def test_of_many_runs_alike_the_newest_counts(journal):
-    """A thousand runs of three sizes are three measurements, or every server would solve for a thousand."""
+def test_newest_of_similar_runs_counts(journal):
+    """A thousand runs of three sizes count as three measurements; otherwise every server would solve for a thousand."""
     e = Execution(micro_batch=16, optimizer=workload().optimizer)
     run = {
         "kind": "measure",
@@ -137,8 +137,8 @@ def test_of_many_runs_alike_the_newest_counts(journal):
     assert all(seen.log_ratios[0] == pytest.approx(math.log(SLOWER)) for seen in known)
 
 
-def test_runs_of_another_image_size_say_nothing(tmp_path):
-    """A quarter of the pixels takes a quarter of the time; without a key only the stated size tells the runs apart."""
+def test_runs_of_other_image_size_are_ignored(tmp_path):
+    """A quarter of the pixels takes a quarter of the time. Without a key only the stated image size distinguishes the runs."""
     images = replace(workload(), model="resnet50", sample="3 x 224 x 224 image")
     there = Forecaster(images, Target(Cluster(device=find_device("T4"))))
     e = Execution(micro_batch=32, optimizer=images.optimizer)
@@ -161,7 +161,7 @@ def test_runs_of_another_image_size_say_nothing(tmp_path):
         )
 
 
-def test_match_says_that_it_used_the_journal(journal, tmp_path):
+def test_match_reports_use_of_journal(journal, tmp_path):
     save(workload(), tmp_path / "model.json")
     ask = [
         sys.executable,
@@ -196,7 +196,7 @@ def test_match_says_that_it_used_the_journal(journal, tmp_path):
     assert corrected["usd"] > plain["usd"]
 
 
-def test_a_plan_is_of_the_corrected_forecasts(journal):
+def test_plan_uses_corrected_forecasts(journal):
     setting = Problem(
         workload(),
         Cluster(device=find_device("T4"), devices_per_node=2),
@@ -213,8 +213,8 @@ def test_a_plan_is_of_the_corrected_forecasts(journal):
     assert (found / plain > 1.05).all()
 
 
-def test_whole_sweeps_of_other_models_count_wherever_the_model_was_measured(journal):
-    """Other models on the asked card and on those of the workload; a few sizes of the newest sweep of each."""
+def test_sweeps_of_other_models_count_on_measured_devices(journal):
+    """Other models count on the requested GPU and on GPUs of the workload, with a few sizes of their newest sweep."""
     shares = tuple(on("T4").at([Execution(optimizer=workload().optimizer)]).shares()[0].tolist())
     for device, model, second in (
         ("T4", "b", 1),
@@ -290,7 +290,7 @@ def test_plan_uses_the_journal(journal, tmp_path):
     assert with_it / without == pytest.approx(SLOWER, rel=0.05)
 
 
-def test_a_model_may_be_known_by_torchvisions_name(tmp_path):
+def test_journal_knows_model_by_torchvision_name(tmp_path):
     e = Execution(micro_batch=32)
     run = {"kind": "import", "outcome": "ok", "device": "T4", "execution": e, "step_time_ms": 10.0}
     with Journal.open(str(tmp_path / "runs.db")) as runs:

@@ -1,4 +1,4 @@
-"""Pages of the list: all runs, once each, in order, for every filter, on both databases."""
+"""Pages of the run list: every run once, in order, for every filter, on both databases."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def all_pages(journal, query, order, descending, size):
     return found
 
 
-def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
+def test_pages_contain_every_run_once_in_order(journal):
     journal.add_many(list(some()))
     for query, (order, columns), descending in itertools.product(
         FILTERS, ORDERS.items(), (True, False)
@@ -64,21 +64,21 @@ def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
         assert all_pages(journal, query, order, descending, 7) == wanted, (query, order, descending)
 
 
-def test_the_count_ends_where_it_says(journal):
+def test_match_count_stops_at_limit(journal):
     journal.add_many([entry() for _ in range(MOST_COUNTED)])
     assert page(journal, Query()).matches == MOST_COUNTED
     journal.add(entry())
     assert page(journal, Query()).matches is None
 
 
-def test_names_in_order(journal):
+def test_model_and_device_names_are_sorted(journal):
     assert names_of(journal, "model") == []
     journal.add_many(list(some()))
     assert names_of(journal, "model") == sorted(MODELS)
     assert names_of(journal, "device") == ["NVIDIA A100", "Tesla T4"]
 
 
-def test_a_journal_that_is_only_read_cannot_be_changed(place):
+def test_read_only_journal_rejects_writes(place):
     Journal.open(place).close()
     with Journal.open(place, create=False, read_only=True) as journal:
         assert page(journal, Query()).entries == []
@@ -87,8 +87,8 @@ def test_a_journal_that_is_only_read_cannot_be_changed(place):
         assert journal.count() == 0
 
 
-def test_a_filter_reads_the_index_and_not_the_records(tmp_path):
-    """Otherwise a million runs take seconds."""
+def test_filters_use_covering_index(tmp_path):
+    """Without the index, a million runs take seconds."""
     from sqlalchemy import event
 
     with Journal.open(str(tmp_path / "journal.db")) as journal:

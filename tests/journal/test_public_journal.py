@@ -1,4 +1,4 @@
-"""The public journal's filters, ids and comparisons, over a small made one and over the packaged one."""
+"""Filters, ids and comparisons of the public journal, on a small handmade one and on the packaged one."""
 
 import pytest
 
@@ -51,18 +51,18 @@ def made(monkeypatch):
         ({"optimizer": "_"}, []),
     ],
 )
-def test_filters(made, filters, found):
+def test_public_runs_are_filtered(made, filters, found):
     kind = filters.pop("model_kind", "")
     assert [made.index(run) for run in matching(Query(**filters), kind)] == found
 
 
-def test_a_filter_of_own_runs_alone_is_refused():
+def test_public_runs_reject_own_run_filters():
     for own in (Query(outcome="ok"), Query(kind="measure"), Query(since="2026-11-21")):
         with pytest.raises(TrainpaceError, match="public runs"):
             matching(own)
 
 
-def test_a_run_by_the_first_digits_of_its_id(made):
+def test_public_run_is_found_by_id_prefix(made):
     assert public_run("public:333") is made[3]
     assert public_run("4444444444") is made[4]
     with pytest.raises(TrainpaceError, match="several"):
@@ -72,7 +72,7 @@ def test_a_run_by_the_first_digits_of_its_id(made):
             public_run(unknown)
 
 
-def test_a_public_run_beside_an_own_one(made, journal):
+def test_public_run_is_compared_with_own_run(made, journal):
     own = whole_entry(model="torchvision:resnet50", device="Tesla T4", step_time_ms=120.0)
     journal.add(own)
     found = compared(journal, "public:0a1b", own.id)
@@ -82,7 +82,7 @@ def test_a_public_run_beside_an_own_one(made, journal):
     assert both.median_ratio == pytest.approx(2.0)
 
 
-def test_mine_is_the_newest_own_run_that_is_most_like_it(made, journal):
+def test_mine_selects_newest_most_similar_own_run(made, journal):
     times = iter(range(10, 60))
 
     def run(**fields):
@@ -111,7 +111,7 @@ def test_mine_is_the_newest_own_run_that_is_most_like_it(made, journal):
         compared(journal, "mine", "mine")
 
 
-def test_spellings_of_the_sources_make_no_difference():
+def test_public_filters_ignore_spelling_variants():
     def found(**filters):
         return {run.id for run in matching(Query(**filters))}
 
@@ -124,7 +124,7 @@ def test_spellings_of_the_sources_make_no_difference():
     )
 
 
-def test_mine_has_samples_of_the_same_size_first(made, journal):
+def test_mine_prefers_same_sample_size(made, journal):
     small, usual = whole_entry(image_size=64), whole_entry(device="RTX 3090")
     journal.add_many([small, usual])
     assert compared(journal, "public:0a1b", "mine").b == (usual.id,)
@@ -136,7 +136,7 @@ def test_mine_has_samples_of_the_same_size_first(made, journal):
     assert compared(journal, "public:0a1b", "mine").b == (same.id,)
 
 
-def test_other_global_batches_are_a_difference(journal):
+def test_different_global_batches_are_reported(journal):
     found = compared(journal, "public:a825cab1c0", "public:d0ee99a45f")
     assert [(d.name, d.a, d.b) for d in found.conditions] == [("global_batch", "512", "256")]
     of = {run.id: run.samples_per_second for run in public_runs()}
@@ -144,7 +144,7 @@ def test_other_global_batches_are_a_difference(journal):
     assert found.samples_per_second.b == pytest.approx(of["d0ee99a45f"])
 
 
-def test_a_run_without_a_batch_is_compared_with_none(journal):
+def test_run_without_batch_is_not_compared(journal):
     without = [run for run in public_runs() if not run.micro_batch]
     assert without
     for run in without:
@@ -159,7 +159,7 @@ def test_every_packaged_run_can_be_compared():
         assert entry.execution.world_size >= 1
 
 
-def test_accuracy_by_hand():
+def test_public_accuracy_matches_manual_calculation():
     runs = [
         public(ms=100.0, forecast_ms=110.0),
         public(ms=100.0, forecast_ms=70.0),

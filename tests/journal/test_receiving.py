@@ -1,4 +1,4 @@
-"""Runs of others enter only in form, within physics, once, and near to the forecast unless they are accepted."""
+"""Shared runs are imported only if valid, physically possible, new, and close to the forecast or explicitly accepted."""
 
 import json
 
@@ -28,7 +28,7 @@ FORECAST_MS = 79.65
 
 
 def run_of(ms=80.0, batch=8, **fields):
-    """A measured run whose parts and interval go with its step."""
+    """A measured run whose parts and interval are consistent with its step time."""
     usual = {
         "model": "resnet50",
         "step": StepTime(forward_ms=ms),
@@ -41,7 +41,7 @@ def run_of(ms=80.0, batch=8, **fields):
 
 @pytest.fixture
 def shared(tmp_path):
-    """A function that writes a file of shared runs, changed by `change` before."""
+    """Return a function that writes a file of shared runs, modified by `change`."""
 
     def write(*runs, change=lambda data: None):
         data = json.loads(text_of(share(runs).runs))
@@ -63,7 +63,7 @@ def changed(**fields):
     return lambda data: data["runs"][0].update(fields)
 
 
-def test_a_shared_run_comes_back_with_what_it_had(shared, other):
+def test_shared_run_keeps_its_fields(shared, other):
     one = run_of(environment={"torch": "2.4.1"}, reserved_memory_gib=2.5)
     done = import_file(other, shared(one))
     assert (done.format, done.new, done.already_there, done.skipped) == ("shared", 1, 0, {})
@@ -90,7 +90,7 @@ def test_a_shared_run_comes_back_with_what_it_had(shared, other):
     )
 
 
-def test_it_is_forecast_anew_so_that_forecasts_of_other_models_learn_from_it(shared, other):
+def test_received_run_is_forecast_again(shared, other):
     done = import_file(other, shared(run_of(forecast_ms=1.0, forecast_shares=(1.0,))))
     (kept,) = other.find()
     assert FORECAST_MS / 1.5 < kept.forecast_ms < 1.5 * FORECAST_MS
@@ -107,7 +107,7 @@ def test_it_is_forecast_anew_so_that_forecasts_of_other_models_learn_from_it(sha
     assert done.lessons.unchecked == 0
 
 
-def test_the_lessons_are_by_model_and_card(shared, other):
+def test_lessons_are_grouped_by_model_and_gpu(shared, other):
     runs = [
         run_of(),
         run_of(160.0, 16),
@@ -121,7 +121,7 @@ def test_the_lessons_are_by_model_and_card(shared, other):
     assert lessons.unchecked == 1
 
 
-def test_own_models_of_different_files_are_different_models(shared, tmp_path, other):
+def test_own_models_of_different_files_stay_distinct(shared, tmp_path, other):
     import_file(other, shared(run_of(50.0, model="a.py:f")))
     import_file(other, shared(run_of(60.0, model="b.py:f")))
     names = {entry.model for entry in other.find()}
@@ -169,7 +169,7 @@ def test_invalid_runs_are_skipped_and_the_others_are_imported(shared, other, fie
     assert (count, done.new, other.count()) == (1, 1, 1)
 
 
-def test_an_odd_run_stays_apart_until_it_is_accepted(shared, other):
+def test_implausible_run_needs_accept_odd(shared, other):
     path = shared(run_of(1000.0), run_of(80.0))
     done = import_file(other, path)
     assert done.new == 1
@@ -181,12 +181,12 @@ def test_an_odd_run_stays_apart_until_it_is_accepted(shared, other):
     assert other.count() == 2
 
 
-def test_not_even_an_accepted_run_is_faster_than_its_card(shared, other):
+def test_run_faster_than_hardware_is_never_accepted(shared, other):
     path = shared(run_of(0.01))
     assert import_file(other, path, given=Given(accept_odd=True)).new == 0
 
 
-def test_a_run_enters_once(shared, other):
+def test_duplicate_runs_are_imported_once(shared, other):
     one = run_of()
     done = import_file(other, shared(one, one))
     assert (done.new, done.skipped) == (1, {"twice in the file": 1})
@@ -194,7 +194,7 @@ def test_a_run_enters_once(shared, other):
     assert (again.new, again.already_there, again.lessons.by) == (0, 1, ())
 
 
-def test_own_models_that_ran_out_of_memory_alike_are_told_apart(shared, other, journal):
+def test_out_of_memory_runs_of_different_models_stay_distinct(shared, other, journal):
     runs = [
         whole_entry(
             model=model,
@@ -215,7 +215,7 @@ def test_own_models_that_ran_out_of_memory_alike_are_told_apart(shared, other, j
     assert (mine.new, mine.already_there) == (0, 2)
 
 
-def test_what_one_shared_oneself_is_there_already(shared, journal):
+def test_own_shared_runs_are_already_there(shared, journal):
     runs = [
         run_of(),
         run_of(50.0, model="mine.py:f"),
@@ -226,7 +226,7 @@ def test_what_one_shared_oneself_is_there_already(shared, journal):
     assert (done.new, done.already_there, journal.count()) == (0, 3, 3)
 
 
-def test_a_model_that_nobody_can_trace_is_held_against_the_files_own_forecast(shared, other):
+def test_untraceable_model_is_checked_against_file_forecast(shared, other):
     path = shared(
         run_of(model="mine.py:f", forecast_ms=10.0),
         run_of(81.0, model="mine.py:f", forecast_ms=80.0),
@@ -248,7 +248,7 @@ def test_a_model_that_nobody_can_trace_is_held_against_the_files_own_forecast(sh
         lambda data: data.update(runs=[{}] * 100_001),
     ],
 )
-def test_a_file_of_another_form_is_refused_whole(shared, other, change):
+def test_shared_file_of_other_schema_is_rejected(shared, other, change):
     path = shared(run_of(), change=change)
     with pytest.raises(UnreadableInput) as error:
         receive(other, path)
@@ -258,14 +258,14 @@ def test_a_file_of_another_form_is_refused_whole(shared, other, change):
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b'{"record": "SharedRuns"', b"[" * 200_000, b"[]", b"null"]
 )
-def test_a_damaged_file_is_one_sentence(tmp_path, other, content):
+def test_damaged_shared_file_gives_one_line_error(tmp_path, other, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UnreadableInput) as error:
         receive(other, tmp_path / "x.json")
     assert "\n" not in str(error.value)
 
 
-def test_a_hostile_file_gives_few_reasons(shared, other):
+def test_number_of_skip_reasons_is_limited(shared, other):
     def spoil(data):
         data["runs"] = [{**data["runs"][0], f"field{i}": i} for i in range(100)]
 
@@ -274,7 +274,7 @@ def test_a_hostile_file_gives_few_reasons(shared, other):
     assert len(done.skipped) == MOST_REASONS + 1
 
 
-def test_a_name_that_is_not_public_is_never_looked_up(shared, other, tmp_path, monkeypatch):
+def test_non_public_model_names_are_not_looked_up(shared, other, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text("{}")
 
@@ -293,9 +293,7 @@ def test_a_name_that_is_not_public_is_never_looked_up(shared, other, tmp_path, m
     )
 
 
-def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_ever(
-    shared, other, monkeypatch
-):
+def test_received_workloads_are_traced_once_within_time_limit(shared, other, monkeypatch):
     asked = []
 
     def workload_of(model, precision, variant):
@@ -311,7 +309,7 @@ def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_e
     assert receive(other, path, workload_of=workload_of).lessons.unchecked == 4
 
 
-def test_forecasts_are_corrected_by_what_was_received(shared, other):
+def test_received_runs_correct_forecasts(shared, other):
     workload = load_workload("resnet50", ("fp32",), Variant("sgd_momentum"))
     forecaster = Forecaster(workload, Target(Cluster(device=find_device("T4"))))
     asked = Execution(micro_batch=8, optimizer="sgd_momentum")
@@ -321,7 +319,7 @@ def test_forecasts_are_corrected_by_what_was_received(shared, other):
     assert 1.3 * before < after < 1.6 * before
 
 
-def test_a_shared_file_is_known_by_its_keys_in_any_order(tmp_path):
+def test_shared_file_is_recognized_with_any_key_order(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"runs": [], "trainpace": "1", "record": "SharedRuns", "schema_version": 1}')
     assert format_of(path) == "shared"

@@ -1,4 +1,4 @@
-"""A sweep into the journal: kept probe by probe, taken up again, and forecast before it is measured."""
+"""Recording a sweep in the journal: stored probe by probe, resumed, and forecast before it is measured."""
 
 import math
 import socket
@@ -32,7 +32,7 @@ CONDITIONS = Conditions(model="/home/anna/net.py:task")
 
 
 def step_ms(batch):
-    """Further off the larger the batch."""
+    """Step time whose distance from the forecast grows with the batch."""
     run = Execution(micro_batch=batch, optimizer="sgd_momentum")
     return (1.2 + 0.005 * batch) * forecast(
         workload(), run, Cluster(device=find_device(DEVICE))
@@ -41,7 +41,7 @@ def step_ms(batch):
 
 @pytest.fixture
 def probes(monkeypatch):
-    """Invented steps; `probes.stop_at` of them end as a kill would."""
+    """Invented steps. After `probes.stop_at` probes, the sweep ends as if killed."""
 
     class Probes:
         asked = []
@@ -70,7 +70,7 @@ def probes(monkeypatch):
     return Probes
 
 
-def test_everything_is_kept_with_its_circumstances_and_no_names(journal, probes):
+def test_sweep_is_recorded_anonymously(journal, probes):
     done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8, 16, 32)), HERE)
     entries = journal.sweep_entries(done.id)
     assert [e.outcome for e in entries].count("timeout") == 1
@@ -82,7 +82,7 @@ def test_everything_is_kept_with_its_circumstances_and_no_names(journal, probes)
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_team_sees_who_measured_and_sharing_leaves_them_out(journal, probes, monkeypatch, keep):
+def test_measured_by_is_recorded_but_not_shared(journal, probes, monkeypatch, keep):
     monkeypatch.setenv("TRAINPACE_MEASURED_BY", " Ada of the vision group\n")
     done = record_sweep(
         journal, CONDITIONS, SweepPlan(batches=(8, 16)), HERE._replace(keep_identity=keep)
@@ -101,13 +101,13 @@ def test_a_team_sees_who_measured_and_sharing_leaves_them_out(journal, probes, m
         assert socket.gethostname() not in text_of(shared.runs)
 
 
-def test_nobody_is_named_where_no_name_is_set(journal, probes, monkeypatch):
+def test_measured_by_is_absent_by_default(journal, probes, monkeypatch):
     monkeypatch.delenv("TRAINPACE_MEASURED_BY", raising=False)
     done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8,)), HERE)
     assert not any("measured_by" in e.environment for e in journal.sweep_entries(done.id))
 
 
-def test_an_interrupted_sweep_is_taken_up_again(journal, probes):
+def test_interrupted_sweep_is_resumed(journal, probes):
     plan = SweepPlan(batches=(1, 2, 4, 8))
     probes.stop_at = 5
     with pytest.raises(KeyboardInterrupt):
@@ -117,7 +117,7 @@ def test_an_interrupted_sweep_is_taken_up_again(journal, probes):
     assert done.resumed == 5
     assert len(probes.asked) == 8
     assert sorted(probes.asked) == [1, 1, 2, 2, 4, 4, 8, 8]
-    # finished: the same command measures anew
+    # The sweep is finished, so the same command measures again.
     assert record_sweep(journal, CONDITIONS, plan, HERE).resumed == 0
 
 
@@ -130,7 +130,7 @@ def test_an_interrupted_sweep_is_taken_up_again(journal, probes):
         lambda c, p, h: (c, p, h._replace(versions="torch 3")),
     ],
 )
-def test_under_other_conditions_it_begins_anew(journal, probes, change):
+def test_sweep_restarts_under_other_conditions(journal, probes, change):
     plan = SweepPlan(batches=(1, 2, 4, 8))
     probes.stop_at = 3
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +139,7 @@ def test_under_other_conditions_it_begins_anew(journal, probes, change):
     assert record_sweep(journal, *change(CONDITIONS, plan, HERE)).resumed == 0
 
 
-def test_fresh_begins_anew(journal, probes):
+def test_fresh_restarts_sweep(journal, probes):
     plan = SweepPlan(batches=(1, 2, 4, 8))
     probes.stop_at = 3
     with pytest.raises(KeyboardInterrupt):
@@ -155,7 +155,7 @@ def foresight(journal, name="one layer", **sizes):
     )
 
 
-def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, probes):
+def test_recorded_sweep_improves_next_forecast(journal, probes):
     before = foresight(journal)
     assert before.knowledge.in_words(before) == ""
     record_sweep(
@@ -181,7 +181,7 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.31])
-def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journal, spread):
+def test_forecast_interval_reflects_spread_of_repeats(journal, spread):
     before, run = foresight(journal), Execution(micro_batch=16, optimizer="sgd_momentum")
     middle_ms = {
         batch: before.forecast(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)
@@ -209,7 +209,7 @@ def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journa
     assert (half > 1.645 * spread) if spread else half < 0.1
 
 
-def test_the_same_card_under_another_name_is_the_same_card(journal):
+def test_device_aliases_are_the_same_device(journal):
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     m = replace(measurement(), model="one layer", device="Tesla T4", execution=run, median_ms=50.0)
     journal.add(entry_of(m))
@@ -219,7 +219,7 @@ def test_the_same_card_under_another_name_is_the_same_card(journal):
     assert "on this device at batch 16" in known.knowledge.in_words(known)
 
 
-def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
+def test_other_models_on_device_shift_forecast_slightly(journal, probes):
     record_sweep(
         journal,
         replace(CONDITIONS, model="one layer"),
@@ -241,7 +241,7 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     assert 0 < math.log(shifted.step.total_ms / plain.step.total_ms) / max(log_ratios, key=abs) < 1
     old, new = plain.step_time_interval_ms, shifted.step_time_interval_ms
     assert new.high / new.low < old.high / old.low
-    # a forecast that was shifted does not count as a plain one later on
+    # A shifted forecast must not count as a plain one later.
     record_sweep(
         journal, replace(CONDITIONS, model="another layer"), SweepPlan(batches=(16,)), HERE, other
     )
@@ -250,7 +250,7 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     assert entry.forecast_ms / entry.forecast_factor == pytest.approx(plain.step.total_ms)
 
 
-def test_code_that_fails_everywhere_is_said(journal, monkeypatch):
+def test_sweep_that_crashes_everywhere_is_an_error(journal, monkeypatch):
     def probe(conditions, batch, device):
         run = Execution(micro_batch=batch)
         return FailedProbe(

@@ -1,4 +1,4 @@
-"""A run against an earlier one: slower beyond the noise, or not."""
+"""Regression check: a run is slower than an earlier one only beyond the noise."""
 
 import pytest
 from hypothesis import given
@@ -33,18 +33,18 @@ def test_slower_beyond_noise_and_tolerance_is_a_regression():
 
 
 @given(st.floats(0.1, 1e5), st.floats(0, 0.5), st.floats(0, 1))
-def test_a_run_is_no_regression_of_itself_and_faster_never_is(ms, spread, tolerance):
+def test_equal_or_faster_run_is_not_a_regression(ms, spread, tolerance):
     assert not guard(pace(ms, spread), pace(ms, spread), tolerance).regressed
     assert not guard(pace(ms, spread), pace(0.7 * ms, spread), tolerance).regressed
 
 
 @pytest.mark.parametrize("other", [{"samples": 64.0}, {"ranks": 2}])
-def test_runs_of_other_batches_or_ranks_do_not_compare(other):
+def test_regression_rejects_different_batch_or_ranks(other):
     with pytest.raises(Contradiction):
         guard(pace(10), pace(10, **other))
 
 
-def test_the_steady_step_leaves_out_what_comes_now_and_then():
+def test_steady_step_excludes_occasional_work():
     steps, at = [], 0
     for i in range(60):
         parts = [0] * len(PARTS)

@@ -1,4 +1,4 @@
-"""Scores, neighbours and comparisons are arithmetic over entries."""
+"""Scores, neighbors and comparisons computed from entries."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ def at(second):
     return f"2026-01-01T00:00:{second:02}.000000Z"
 
 
-def test_scores():
+def test_score_statistics_match_manual_calculation():
     made = [
         entry(
             "a",
@@ -64,7 +64,7 @@ def test_scores():
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(0, 1e4)), min_size=1, max_size=60))
-def test_running_errors_are_those_of_the_last_runs(pairs):
+def test_running_error_covers_last_runs(pairs):
     made = [
         entry(step_time_ms=m, forecast_ms=f, id=f"{i:032x}", created_at=at(0))
         for i, (m, f) in enumerate(pairs)
@@ -79,7 +79,7 @@ def test_running_errors_are_those_of_the_last_runs(pairs):
     )
 
 
-def test_runs_of_a_workload_and_of_others(journal):
+def test_nearby_and_other_model_runs_are_selected(journal):
 
     def near(second, batch=8, model="net", **fields):
         execution = Execution(
@@ -153,7 +153,7 @@ def with_interval(ms, low, high, **fields):
     )
 
 
-def test_a_ratio_has_the_noise_of_both():
+def test_ratio_interval_combines_noise_of_both_runs():
     a, b = with_interval(100.0, 98.0, 102.0), with_interval(110.0, 108.0, 112.0)
     r = ratio_of(a, b)
     assert r.ratio == pytest.approx(1.1)
@@ -166,7 +166,7 @@ def test_a_ratio_has_the_noise_of_both():
     assert ratio_of(a, entry(step_time_ms=None)) is None
 
 
-def test_comparing_runs():
+def test_comparison_of_two_runs_lists_all_differences():
     a = with_interval(
         100.0,
         98.0,
@@ -201,7 +201,7 @@ def test_comparing_runs():
     assert c.median_ratio == 0.5
 
 
-def test_comparing_sweeps():
+def test_comparison_of_sweeps_pairs_equal_batches():
     a = [with_interval(10.0 * n, 9.9 * n, 10.1 * n, batch=n) for n in (1, 2, 4)] + [
         entry(step_time_ms=None, batch=8)
     ]
@@ -215,8 +215,8 @@ def test_comparing_sweeps():
     assert "micro_batch" not in {d.name for d in c.conditions}
 
 
-def test_sweeps_are_compared_by_what_their_repeats_differ():
-    """Steps within a process agree to 1 %, processes to 31 %: 10 % more says nothing."""
+def test_sweep_comparison_uses_spread_between_repeats():
+    """Steps within a process agree to 1 %, processes only to 31 %, so 10 % is within the noise."""
 
     def side(factor, spread):
         times = [

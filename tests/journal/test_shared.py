@@ -1,4 +1,4 @@
-"""What leaves: an allow-list, so that no planted name, path, host or secret does."""
+"""Sharing uses an allow-list, so no planted name, path, host or secret leaves."""
 
 import json
 import re
@@ -33,7 +33,7 @@ INTERVAL = Interval(low=9.0, high=11.0, coverage=0.9, basis="x")
 
 
 def planted():
-    """A run with everything that must stay in every text that it has."""
+    """A run with planted secrets in every text field."""
     return whole_entry(
         model=PLANTED,
         device="Tesla T4",
@@ -57,7 +57,7 @@ def planted():
     )
 
 
-def test_nothing_planted_leaves():
+def test_shared_runs_contain_no_planted_secret():
     done = share([planted()])
     text = text_of(done.runs)
     for secret in SECRETS:
@@ -70,8 +70,8 @@ def test_nothing_planted_leaves():
     assert run.host_cpu is None
 
 
-def test_no_field_of_an_entry_leaves_by_default():
-    """A field added to Entry stays behind until somebody allows it."""
+def test_entry_fields_are_not_shared_by_default():
+    """A field added to Entry is not shared until it is allowed."""
     one = planted()
     kept = json.loads(text_of(share([one]).runs))["runs"][0]
     assert set(kept) <= {
@@ -106,7 +106,7 @@ def test_no_field_of_an_entry_leaves_by_default():
 
 @settings(max_examples=150, deadline=None)
 @given(strategies.entries())
-def test_every_text_of_any_run_is_one_that_trainpace_knows(one):
+def test_shared_text_is_limited_to_known_values(one):
     one = replace(one, device="A100 SXM 80GB", kind="measure", mode="train")
     for run in json.loads(text_of(share([one]).runs))["runs"]:
         choices = {c for field in EXECUTION_FIELDS.values() for c in field.choices}
@@ -125,7 +125,7 @@ def test_every_text_of_any_run_is_one_that_trainpace_knows(one):
         assert not [value for value in left if isinstance(value, str)]
 
 
-def test_public_models_keep_their_names_and_own_ones_do_not():
+def test_only_public_model_names_are_shared():
     assert public_name("resnet50") == "resnet50"
     assert public_name("torchvision:vit_b_16") == "torchvision:vit_b_16"
     assert public_name("timm:convnext_base") == "timm:convnext_base"
@@ -141,12 +141,12 @@ def test_public_models_keep_their_names_and_own_ones_do_not():
         assert public_name(own) is None
 
 
-def test_a_public_name_with_a_persons_name_in_it_is_ones_own(monkeypatch):
+def test_model_name_containing_a_user_name_is_not_public(monkeypatch):
     monkeypatch.setattr("trainpace.journal.entry.this_machines_names", lambda: ("resnet50",))
     assert public_name("resnet50") is None
 
 
-def test_own_models_are_told_apart_by_number():
+def test_own_models_are_numbered():
     done = share([whole_entry(model=model) for model in ("a.py:f", "b.py:f", "a.py:f", "vgg16")])
     assert [run.model for run in done.runs.runs] == [
         "own model 1",
@@ -156,14 +156,14 @@ def test_own_models_are_told_apart_by_number():
     ]
 
 
-def test_a_run_that_stays_takes_no_number():
+def test_skipped_run_uses_no_model_number():
     refused = whole_entry(model="a.py:f", execution=Execution(micro_batch=10**10))
     done = share([refused, whole_entry(model="b.py:f")])
     assert [run.model for run in done.runs.runs] == ["own model 1"]
     assert sum(done.left_out.values()) == 1
 
 
-def test_what_cannot_be_used_stays_behind_with_its_reason():
+def test_unusable_runs_are_not_shared():
     done = share(
         [
             entry(kind="import"),
@@ -177,20 +177,20 @@ def test_what_cannot_be_used_stays_behind_with_its_reason():
     assert sum(done.left_out.values()) == 3
 
 
-def test_the_forecast_leaves_without_what_the_journal_had_corrected():
+def test_shared_forecast_excludes_journal_correction():
     one = whole_entry(forecast_ms=12.0, forecast_factor=1.5, forecast_shares=(0.5, 0.5))
     (run,) = share([one]).runs.runs
     assert run.forecast_ms == pytest.approx(8.0)
     assert run.forecast_shares == (0.5, 0.5)
 
 
-def test_the_documented_schema_is_the_records():
+def test_documented_schema_matches_records():
     assert json.loads((ROOT / "docs/shared_runs.schema.json").read_text()) == json.loads(
         json.dumps(schema())
     )
 
 
-def test_the_schema_names_every_field_and_allows_no_other():
+def test_shared_schema_allows_exactly_its_fields():
     run = schema()["$defs"]["SharedRun"]
     assert run["additionalProperties"] is False
     assert schema()["additionalProperties"] is False
@@ -212,7 +212,7 @@ def test_the_schema_names_every_field_and_allows_no_other():
     assert kept["host_cpu"] == "Core i7-8700K"
 
 
-def test_an_export_is_not_taken_for_a_shared_file(tmp_path):
+def test_export_and_shared_file_formats_are_distinguished(tmp_path):
     from trainpace.journal import format_of
 
     export(tmp_path / "x.json", [whole_entry()])

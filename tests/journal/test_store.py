@@ -1,4 +1,4 @@
-"""The journal, the same on SQLite and on a real PostgreSQL."""
+"""The journal behaves the same on SQLite and on a real PostgreSQL."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ from trainpace.journal import Entry, Journal, Query, entry_of, may_know, new_id,
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def test_what_goes_in_comes_out(journal):
+def test_added_entry_is_returned_unchanged(journal):
     one = whole_entry()
     assert journal.add(one)
     assert journal.get(one.id) == one
@@ -34,7 +34,7 @@ def test_what_goes_in_comes_out(journal):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(strategies.entries(), max_size=4, unique_by=lambda e: e.id))
-def test_every_entry_survives(journal, several):
+def test_any_entry_round_trips_through_database(journal, several):
     before = journal.count()
     new = [
         e
@@ -52,7 +52,7 @@ def test_every_entry_survives(journal, several):
         )
 
 
-def test_measurements_go_there_and_back(journal):
+def test_measurements_round_trip_through_entries(journal):
     m = replace(
         measurement(),
         reserved_memory_gib=2.0,
@@ -98,13 +98,13 @@ def test_measurements_go_there_and_back(journal):
         {"notes": "\ud800"},
     ],
 )
-def test_what_would_not_come_back_is_refused(wrong):
+def test_entry_rejects_values_that_do_not_round_trip(wrong):
     with pytest.raises(TrainpaceError) as error:
         replace(entry(), **wrong) and entry(**wrong)
     assert "\n" not in str(error.value)
 
 
-def test_filters(journal):
+def test_find_applies_every_filter(journal):
     old = entry(
         created_at="2020-01-01T00:00:00.000000Z", device="A100", batch=64, notes="Straße 100% _odd_"
     )
@@ -152,7 +152,7 @@ def test_filters(journal):
         ids(since="yesterday")
 
 
-def test_pages_and_prefixes(journal):
+def test_find_pages_and_get_accepts_id_prefixes(journal):
     made = [
         entry(
             id=f"{'ab' if i < 2 else 'cd'}{i:030x}", created_at=f"2026-01-01T00:00:{i:02}.000000Z"
@@ -169,7 +169,7 @@ def test_pages_and_prefixes(journal):
             journal.get(wrong)
 
 
-def test_changing_and_deleting(journal):
+def test_entries_are_annotated_and_deleted(journal):
     one, two = whole_entry(), whole_entry()
     journal.add_many([one, two])
     assert journal.annotate(one.id[:12], "warm room").notes == "warm room"
@@ -181,7 +181,7 @@ def test_changing_and_deleting(journal):
         journal.delete(two.id)
 
 
-def test_sweeps_resume(journal):
+def test_open_sweep_is_found_until_finished(journal):
     first, second = (
         sweep(created_at="2026-01-01T00:00:00.000000Z"),
         sweep(created_at="2026-01-02T00:00:00.000000Z"),
@@ -205,7 +205,7 @@ def test_sweeps_resume(journal):
         journal.finish_sweep(replace(second, id=new_id()))
 
 
-def test_many_are_kept_all_or_none(journal):
+def test_add_many_is_atomic(journal):
     def broken():
         for i in range(2500):
             if i == 2400:
@@ -225,7 +225,7 @@ def write(place, worker, count):
         journal.add(entry(id="f" * 32, notes="the same from all"))
 
 
-def test_writers_at_once_lose_and_double_nothing(place):
+def test_concurrent_writers_neither_lose_nor_duplicate_runs(place):
     writers = [SPAWN.Process(target=write, args=(place, w, 60)) for w in range(4)]
     for w in writers:
         w.start()
@@ -245,7 +245,7 @@ def bring_in(place, backwards):
         journal.add_many(reversed(same) if backwards else same)
 
 
-def test_two_imports_of_the_same_in_another_order_do_not_wait_for_each_other(place):
+def test_concurrent_imports_in_reverse_order_do_not_deadlock(place):
     writers = [
         SPAWN.Process(target=bring_in, args=(place, backwards)) for backwards in (True, False)
     ]
@@ -258,8 +258,8 @@ def test_two_imports_of_the_same_in_another_order_do_not_wait_for_each_other(pla
         assert journal.count() == 3000
 
 
-def test_only_one_of_two_connections_waits(place):
-    """A reader is not held up by a writer that has not finished."""
+def test_reader_is_not_blocked_by_open_write(place):
+    """A writer that has not finished does not block a reader."""
     with Journal.open(place) as writer, Journal.open(place) as reader:
         writer.add(entry())
 
@@ -273,7 +273,7 @@ def test_only_one_of_two_connections_waits(place):
         assert reader.count() == 1501
 
 
-def test_files_that_are_no_journal(tmp_path):
+def test_other_files_are_not_opened_as_journal(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not a database, but long enough to be one " * 100)
     foreign = tmp_path / "mlflow.db"
@@ -303,14 +303,14 @@ def test_files_that_are_no_journal(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_server_that_is_down_is_one_sentence_without_the_password(tmp_path):
+def test_connection_error_does_not_show_password(tmp_path):
     with pytest.raises(UnreadableInput) as error:
         Journal.open(f"postgresql://ann:hunter2@/x?host={tmp_path}")
     assert "hunter2" not in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_where_it_is(tmp_path, monkeypatch):
+def test_journal_location_follows_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("TRAINPACE_JOURNAL", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with Journal.open() as journal:
@@ -321,7 +321,7 @@ def test_where_it_is(tmp_path, monkeypatch):
     assert os.path.exists(tmp_path / "mine.db")
 
 
-def test_entries_are_in_order_of_time_as_text(journal):
+def test_entries_are_ordered_by_creation_time(journal):
     odd = [
         entry(created_at=t)
         for t in (
@@ -335,7 +335,7 @@ def test_entries_are_in_order_of_time_as_text(journal):
     assert isinstance(journal.find()[0], Entry)
 
 
-def test_a_journal_is_asked_for_a_device_before_it_is_opened(tmp_path):
+def test_may_know_checks_for_device_before_opening(tmp_path):
     place = str(tmp_path / "journal.db")
     assert may_know(place, {"T4"})  # whatever is wrong with it is said when it is opened
     with Journal.open(place) as opened:

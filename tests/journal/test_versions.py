@@ -1,4 +1,4 @@
-"""Several processes make one journal; one of another version is refused."""
+"""Several processes create one journal together; a journal of another version is rejected."""
 
 import multiprocessing
 
@@ -31,7 +31,7 @@ def open_at(place, barrier, answers):
         answers.put(repr(error))
 
 
-def test_several_open_a_new_journal_at_once(place):
+def test_concurrent_opens_create_one_journal(place):
     barrier, answers = SPAWN.Barrier(4), SPAWN.Queue()
     processes = [SPAWN.Process(target=open_at, args=(place, barrier, answers)) for _ in range(4)]
     for p in processes:
@@ -45,7 +45,7 @@ def test_several_open_a_new_journal_at_once(place):
 
 
 @pytest.mark.parametrize("version", [1, 99])
-def test_a_journal_of_another_version_is_refused_and_not_touched(place, version):
+def test_journal_of_other_version_is_rejected_unchanged(place, version):
     with Journal.open(place) as journal:
         journal.add(entry())
     engine = engine_of(url_of(place), create=False)

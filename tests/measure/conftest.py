@@ -1,4 +1,4 @@
-"""The simulated accelerator: built once from its source, and seen by every process that a test starts with `simulated`'s environment."""
+"""Fixtures that build the simulated accelerator once and make it visible to processes started by a test."""
 
 import fcntl
 import hashlib
@@ -60,8 +60,7 @@ def library() -> Path:
 
 @pytest.fixture
 def simulated(library, tmp_path) -> Run:
-    """Run a command on a machine with the simulated accelerator, beside the files of tasks/; keywords are its settings, as of
-    device.cpp and nvml/pynvml.py."""
+    """Run a command with the simulated accelerator, next to the files of tasks/. Keywords are settings of device.cpp and pynvml.py."""
     tasks = Path(__file__).parent / "tasks"
     for file in tasks.glob("*.py"):
         (tmp_path / file.name).write_text(file.read_text())

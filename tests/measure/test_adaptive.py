@@ -1,4 +1,4 @@
-"""A few probes find the jumps that all of them would, and the asking always ends."""
+"""Adaptive search finds the same jumps as a full sweep with few probes, and always ends."""
 
 import statistics
 
@@ -13,7 +13,7 @@ ASKED = list(range(1, 71))
 
 
 def run(step_ms, asked=ASKED, noise=0.01, seed=0, hints=(), fits=10**9, disturbed=None):
-    """Probe until enough is known: (measured, failed, the batch sizes in the order asked)."""
+    """Probe until the search ends. Return (measured, failed, batch sizes in the order probed)."""
     rng = np.random.default_rng(seed)
     measured, failed, order = {}, [], []
     while (batch := next_batch(asked, measured, hints, failed, seed)) is not None:
@@ -41,7 +41,7 @@ def places(curve):
     return [(jump.before, jump.after) for jump in curve.jumps]
 
 
-def test_vgg_takes_two_fifths_of_the_probes():
+def test_vgg_jumps_are_found_with_two_fifths_of_probes():
     right = 0
     for seed in range(12):
         measured, _, order = run(vgg, noise=0.005, seed=seed)
@@ -50,7 +50,7 @@ def test_vgg_takes_two_fifths_of_the_probes():
     assert right >= 10
 
 
-def test_hints_are_tried_and_save_probes():
+def test_hinted_batch_sizes_are_probed():
     found = []
     for seed in range(8):
         measured, _, order = run(vgg, seed=seed, hints=[17, 33, 49, 65])
@@ -90,7 +90,7 @@ def test_curves_without_jumps_take_few_probes(step_ms):
     assert statistics.median(errors) < 0.03
 
 
-def test_odd_batches_are_asked_for_as_well_as_even_ones():
+def test_coarse_grid_mixes_odd_and_even_batches():
     grid = coarse_grid(ASKED)
     assert 4 <= sum(batch % 2 for batch in grid) <= len(grid) - 4
     assert grid[0] == 1
@@ -104,16 +104,16 @@ def test_disturbed_probe_is_repeated():
 
 
 @pytest.mark.parametrize("fits", [1, 2, 37, 69])
-def test_the_largest_that_fits_is_found(fits):
+def test_search_finds_largest_batch_that_fits(fits):
     measured, failed, order = run(vgg, fits=fits)
     assert max(measured) == fits
     assert min(failed) == fits + 1
-    # each out-of-memory probe lowers the ceiling for good
+    # Each out-of-memory probe lowers the ceiling permanently.
     for i, batch in enumerate(order):
         assert batch < min((b for b in order[:i] if b > fits), default=10**9)
 
 
-def test_nothing_fits():
+def test_search_is_empty_if_no_batch_fits():
     assert run(vgg, fits=0)[0] == {}
 
 
@@ -135,12 +135,12 @@ def test_search_ends_within_requested_sizes(asked, seed, noise, fits, hints):
         assert set(measured) == set(asked)
 
 
-def test_the_same_knowledge_gives_the_same_question():
+def test_next_batch_ignores_order_of_inputs():
     measured = {1: [10.0], 70: [80.0]}
     assert next_batch(ASKED, measured) == next_batch(ASKED[::-1], dict(reversed(measured.items())))
 
 
-def test_noise_is_what_repeats_differ_by():
+def test_noise_is_estimated_from_repeats():
     rng = np.random.default_rng(0)
     measured = {b: list(100 * (1 + 0.03 * rng.standard_normal(4))) for b in range(1, 40)}
     assert noise_between(measured) == pytest.approx(0.03, rel=0.2)

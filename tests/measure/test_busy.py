@@ -10,12 +10,12 @@ spans = st.lists(
 
 
 @given(spans)
-def test_a_device_is_busy_wherever_one_of_its_kernels_runs(kernels):
+def test_busy_time_counts_overlapping_kernels_once(kernels):
     moments = {moment for start, end in kernels for moment in range(start, end)}
     assert covered(kernels) == pytest.approx(len(moments))
 
 
-def test_copies_from_the_host_count_where_nothing_computes_meanwhile():
+def test_host_copies_count_only_outside_compute():
     work = work_of(
         [
             ("Memcpy HtoD (Pageable -> Device)", 0, 3000),
@@ -33,5 +33,5 @@ def test_copies_from_the_host_count_where_nothing_computes_meanwhile():
     }
 
 
-def test_idle_device_has_no_work():
+def test_device_with_only_communication_has_no_work():
     assert work_of([("ncclDevKernel_AllReduce", 0, 100)]) is None

@@ -1,4 +1,4 @@
-"""All-reduce: the fit, and real ranks over gloo."""
+"""All-reduce calibration: the fit, and real ranks over gloo."""
 
 import os
 import signal
@@ -17,21 +17,21 @@ from trainpace.measure.calibration import fit_latency_and_bandwidth, measure_all
 SIZES = [2.0**k for k in range(10, 27)]
 
 
-def test_the_fit_finds_planted_figures():
+def test_fit_recovers_planted_latency_and_bandwidth():
     latency, bandwidth = fit_latency_and_bandwidth(SIZES, [50e-6 + s / 4e9 for s in SIZES])
     assert latency == pytest.approx(50e-6)
     assert bandwidth == pytest.approx(4e9)
 
 
-def test_the_fit_weighs_all_payloads_alike():
+def test_fit_weights_relative_errors_equally():
     times = [(50e-6 + s / 4e9) * (1.1 if i % 2 else 0.9) for i, s in enumerate(SIZES)]
     latency, bandwidth = fit_latency_and_bandwidth(SIZES, times)
     assert latency == pytest.approx(50e-6, rel=0.1)
     assert bandwidth == pytest.approx(4e9, rel=0.1)
 
 
-def test_nothing_is_negative():
-    # from few bytes, a line through these points would start below zero
+def test_fitted_latency_and_bandwidth_are_not_negative():
+    # A line through these points would start below zero.
     latency, bandwidth = fit_latency_and_bandwidth([1e6, 2e6], [1e-3, 3e-3])
     assert latency == 0
     assert 5e8 < bandwidth < 1.1e9
@@ -41,12 +41,12 @@ def test_nothing_is_negative():
     assert fit_latency_and_bandwidth([1e6], [1e-3])[0] >= 0
 
 
-def test_a_ring_of_two_sends_the_payload_once():
+def test_all_reduce_wire_bytes_follow_ring_algorithm():
     assert wire_bytes("all_reduce", np.array(1.0), np.array([2, 4])).tolist() == [1.0, 1.5]
 
 
 def ranks_in(folder):
-    """(process, its files) of ranks, which name a folder each."""
+    """Return (process, its files) of the ranks whose files are in `folder`."""
     out = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
     lines = [
         line.split()
@@ -57,14 +57,14 @@ def ranks_in(folder):
 
 
 def all_end(folder):
-    """Killed processes may take a moment to go."""
+    """Return True once all ranks have exited. Killed processes may take a moment."""
     deadline = time.monotonic() + 10
     while ranks_in(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not ranks_in(folder)
 
 
-def test_two_ranks_over_gloo(tmp_path, monkeypatch):
+def test_all_reduce_is_timed_between_two_gloo_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     r = measure_allreduce(2, sizes_bytes=[1, 2**16, 2**22], repeats=5)
     assert r.sizes_bytes == (4, 2**16, 2**22)
@@ -84,8 +84,10 @@ def test_two_ranks_over_gloo(tmp_path, monkeypatch):
         ({"ranks": 2, "timeout_s": 2, "repeats": 10**6}, "longer than 2 s"),
     ],
 )
-def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # should this machine have some
+def test_failed_all_reduce_raises_one_line_and_leaves_no_process(
+    arguments, word, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # The machine may have GPUs.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(TrainpaceError, match=word) as caught:
         measure_allreduce(**arguments)
@@ -95,7 +97,7 @@ def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_all(tmp_path):
+def test_killed_rank_ends_all_reduce_and_is_named(tmp_path):
     code = "from trainpace.measure.calibration import measure_allreduce; measure_allreduce(2, sizes_bytes=[2**26], repeats=10**6)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     asker = subprocess.Popen(
@@ -104,7 +106,7 @@ def test_a_rank_that_dies_ends_all(tmp_path):
     try:
         victim, deadline = [], time.monotonic() + 60
         while not victim and asker.poll() is None and time.monotonic() < deadline:
-            met = list(tmp_path.glob("trainpace-*/store"))  # the ranks have met, and work
+            met = list(tmp_path.glob("trainpace-*/store"))  # The ranks have joined and work.
             victim = [
                 pid
                 for pid, request in ranks_in(tmp_path)

@@ -1,4 +1,4 @@
-"""Jumps that were planted are found, with their size; lines, kinks, curves and lone points have none."""
+"""Planted jumps are found with their size. Lines, kinks, smooth curves and outliers have none."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def noisy(step_ms, noise, seed):
 
 
 def vgg(noise=0.01, seed=0):
-    """Images are computed in sixteens, as cuDNN's non-fused Winograd convolution does."""
+    """Step times of VGG. Images are computed in groups of 16, like cuDNN's non-fused Winograd convolution."""
     return noisy(40 + 0.4 * BATCHES + 0.6 * np.ceil(BATCHES / 16) * 16, noise, seed)
 
 
@@ -37,7 +37,7 @@ def places(curve):
 
 
 @pytest.mark.parametrize("noise", [None, 0.01])
-def test_the_jumps_of_vgg(noise):
+def test_vgg_jumps_and_slopes_are_found(noise):
     curve = find_changes(BATCHES, vgg(), noise)
     assert places(curve) == [(16, 17), (32, 33), (48, 49), (64, 65)]
     for jump in curve.jumps:
@@ -109,7 +109,7 @@ def test_smooth_curves_have_no_jumps(step_ms):
     assert share_without_jumps(lambda seed: noisy(step_ms, 0.01, seed)) >= 0.9
 
 
-def test_a_launch_bound_start_is_a_bend():
+def test_launch_bound_start_is_a_bend_without_jump():
     curve = find_changes(BATCHES, noisy(np.maximum(30, 1.0 * BATCHES), 0.01, 4))
     assert curve.jumps == ()
     before, after = curve.segments
@@ -125,12 +125,12 @@ def test_disturbed_point_is_not_a_jump():
     step_ms[31] *= 1.3
     curve = find_changes(BATCHES, step_ms)
     assert curve.disturbed == (25, 32)
-    # which side of the jump the disturbed 32 lies on, nobody can say
+    # The disturbed point at 32 may lie on either side of the jump.
     assert places(curve) == [(16, 17), (31, 33), (48, 49), (64, 65)]
     assert [jump.tight for jump in curve.jumps] == [True, False, True, True]
 
 
-def test_odd_batches_that_cost_as_much_as_the_next_even_one():
+def test_padding_of_odd_batches_is_not_noise():
     curve = find_changes(BATCHES, noisy(20 + 2.0 * np.ceil(BATCHES / 2), 0.005, 1))
     assert curve.odd_extra_ms == pytest.approx(1, abs=0.15)
     assert curve.noise < 0.008
@@ -138,7 +138,7 @@ def test_odd_batches_that_cost_as_much_as_the_next_even_one():
     assert curve.at(10) == pytest.approx(30, rel=0.01)
 
 
-def test_a_sparse_sweep_says_which_bracket_holds_the_jump():
+def test_sparse_sweep_brackets_jump_between_measured_sizes():
     sizes = np.array([1, 4, 8, 12, 20, 24, 30, 40, 44, 52, 60, 70])
     step_ms = 50 + sizes + 30.0 * (sizes > 26)
     curve = find_changes(sizes, noisy(step_ms, 0.005, 0), 0.005)
@@ -147,7 +147,7 @@ def test_a_sparse_sweep_says_which_bracket_holds_the_jump():
     assert curve.at(26) < 85 < curve.at(30)
 
 
-def test_between_bends_the_lines_meet():
+def test_fitted_lines_meet_at_bend_between_sizes():
     sizes = [1, 4, 8, 12, 16, 20, 36, 40, 48, 56, 60, 70]
     curve = find_changes(sizes, np.maximum(28.0, sizes))
     assert curve.jumps == ()
@@ -156,7 +156,7 @@ def test_between_bends_the_lines_meet():
     )
 
 
-def test_noise_that_does_not_grow_with_the_step():
+def test_constant_noise_does_not_create_jumps():
     rng = np.random.default_rng(0)
     found = [
         find_changes(BATCHES, BATCHES + 5 + 0.5 * rng.standard_normal(70)).jumps for _ in range(30)
@@ -165,13 +165,13 @@ def test_noise_that_does_not_grow_with_the_step():
 
 
 def stair(noise=0.0, seed=0, height=10.0):
-    """A step of 20 ms and one more a sample, and 10 more from the 21st on."""
+    """Step times of 20 ms plus 1 ms per sample, and 10 ms more from batch 21 on."""
     sizes = np.arange(1, 41)
     return sizes, noisy(20 + sizes + height * (sizes > 20), noise, seed)
 
 
 @pytest.mark.parametrize("height", [10.0, -10.0])
-def test_noiseless_stair_is_found_exactly(height):
+def test_noiseless_jump_is_found_exactly(height):
     sizes, step_ms = stair(height=height)
     curve = find_changes(sizes, step_ms)
     (jump,) = curve.jumps
@@ -194,11 +194,11 @@ def test_noiseless_stair_is_found_exactly(height):
     assert curve.fitted_ms == pytest.approx(tuple(step_ms))
     assert (curve.batches, curve.step_ms) == (tuple(range(1, 41)), tuple(step_ms))
     assert (curve.disturbed, curve.odd_extra_ms) == ((), 0.0)
-    # no time is known better than to one in a thousand, and is not said to be
+    # No time is known to better than 0.1 %, and the reported noise says so.
     assert 0.0002 < curve.noise <= 0.001
 
 
-def test_intervals_hold_nine_times_in_ten():
+def test_jump_and_slope_intervals_cover_90_percent():
     curves = [find_changes(*stair(0.01, seed), 0.01) for seed in range(60)]
     jumps = [jump for curve in curves for jump in curve.jumps if jump.before == 20]
     assert len(jumps) > 55
@@ -207,19 +207,19 @@ def test_intervals_hold_nine_times_in_ten():
     assert 0.8 <= np.mean([slope.slope_low <= 1 <= slope.slope_high for slope in slopes]) <= 0.97
 
 
-def test_z_of_a_jump_allows_for_few_points():
+def test_z_of_jump_is_smaller_with_few_points():
     curves = [find_changes(*stair(0.02, seed, height=4.0), 0.02) for seed in range(20)]
     jumps = [jump for curve in curves for jump in curve.jumps]
     assert len(jumps) > 10
     for jump in jumps:
-        # few points tell less than their deviations would if these were known: Student's t, as a normal deviation
+        # With few points, z is Student's t converted to a normal deviation, so it is smaller.
         deviations = jump.size_ms / ((jump.high_ms - jump.low_ms) / 2 / 1.645)
         assert 0.75 * deviations < abs(jump.z) < deviations
         assert abs(jump.z) >= 3
 
 
 @pytest.mark.parametrize("given", [None, 0.005, 0.03, [0.03] * 40])
-def test_noise_is_told_whether_it_is_given_or_not_or_given_too_small(given):
+def test_noise_estimate_ignores_too_small_given_noise(given):
     told = [find_changes(*stair(0.03, seed), given).noise for seed in range(20)]
     assert np.mean(told) == pytest.approx(0.03, rel=0.1)
     assert 0.02 < min(told) < max(told) < 0.045
@@ -234,14 +234,14 @@ def test_noise_is_told_whether_it_is_given_or_not_or_given_too_small(given):
     ],
     ids=["line", "odd-even", "stair"],
 )
-def test_the_guess_of_the_noise_is_the_planted_one(curve_of, noise):
-    """Before anything is known of the curve: neither jumps nor a padding to even batches count as noise."""
+def test_initial_relative_noise_estimate_matches_planted_noise(curve_of, noise):
+    """Neither jumps nor padding to even batches count as noise before the curve is fitted."""
     x = BATCHES.astype(float)
     guesses = [_relative_noise(x, noisy(curve_of(x), noise, seed)) for seed in range(60)]
     assert 0.9 < np.mean(guesses) / noise < 1.15
 
 
-def test_the_guess_of_noise_in_ms_is_the_planted_one():
+def test_initial_constant_noise_estimate_matches_planted_noise():
     x = BATCHES.astype(float)
     drawn = [0.5 * np.random.default_rng(seed).standard_normal(len(x)) for seed in range(60)]
     assert 0.45 < np.mean([_constant_noise(x, 20 + x + 10 * (x > 20) + z) for z in drawn]) < 0.56
@@ -258,8 +258,8 @@ def test_the_guess_of_noise_in_ms_is_the_planted_one():
         (1.812, 10, 1.645),
     ],
 )
-def test_z_matches_student_t(t, free, z):
-    """Quantiles of Student's t with so many degrees of freedom, and the normal ones of the same probability, from tables."""
+def test_z_matches_student_t_quantiles(t, free, z):
+    """Expected values are table quantiles of Student's t and the normal quantiles of the same probability."""
     fit = SimpleNamespace(
         values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free
     )
@@ -267,7 +267,7 @@ def test_z_matches_student_t(t, free, z):
     assert _Fit.z(fit, 1, 6.0 * t + 1) == pytest.approx(-z, rel=0.005)
 
 
-def test_between_a_bend_and_a_jump_each_is_itself():
+def test_bend_and_jump_of_one_curve_are_separated():
     sizes = np.array([1, 4, 8, 12, 16, 20, 36, 40, 44, 48, 52, 56, 60, 64, 70, 74, 80, 84])
     curve = find_changes(sizes, np.maximum(28.0, sizes) + 40 * (sizes > 60))
     assert places(curve) == [(60, 64)]
@@ -276,7 +276,7 @@ def test_between_a_bend_and_a_jump_each_is_itself():
     )
 
 
-def test_the_forecast_s_jump_at_the_same_place_is_its_cause():
+def test_measured_jump_takes_cause_from_forecast_jump_in_bracket():
     def forecast(batch, causes):
         return Jump(
             before=batch - 1, batch=batch, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=causes
@@ -295,7 +295,7 @@ def test_the_forecast_s_jump_at_the_same_place_is_its_cause():
     assert jump.cause_among([unnamed, before, after]) is None
 
 
-def test_few_points_are_joined_by_straight_pieces():
+def test_five_points_are_interpolated_linearly():
     curve = find_changes([1, 2, 4, 7, 9], [5.0, 9.0, 7.0, 1.0, 4.0], [0.01, 0.02, 0.02, 0.03, 0.04])
     pieces = [
         (s.first_batch, s.last_batch, s.first_ms, s.slope_ms_per_sample) for s in curve.segments
@@ -305,12 +305,12 @@ def test_few_points_are_joined_by_straight_pieces():
     assert (curve.noise, curve.disturbed) == (0.02, ())
     assert [curve.at(b) for b in (3, 5, 8, 10)] == pytest.approx([8, 5, 2.5, 5.5])
     assert find_changes([1, 2, 3, 4, 5], [1.0] * 5).noise == 0
-    # a sixth makes it a fit
+    # Six points are enough for a fit.
     assert len(find_changes([1, 2, 3, 4, 5, 6], [1.0] * 6).segments) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_few_points_are_shown_as_they_are(count):
+def test_few_points_are_not_smoothed(count):
     curve = find_changes(range(1, count + 1), [5.0, 9.0, 7.0, 1.0, 4.0][:count])
     assert curve.fitted_ms == curve.step_ms
     assert curve.jumps == ()
@@ -318,8 +318,8 @@ def test_few_points_are_shown_as_they_are(count):
     assert from_json(to_json(curve), StepCurve) == curve
 
 
-def test_the_best_batch_is_right_before_the_last_jump():
-    """60 images in sixteens cost as much as 64, so the largest batch is not the best."""
+def test_best_batch_is_right_before_last_jump():
+    """60 images in groups of 16 cost as much as 64, so the largest batch is not the best."""
     best = best_batches(find_changes(BATCHES, vgg(0.005)))
     assert [choice.batch for choice in best.before_jumps] == [16, 32, 48, 64]
     assert best.best.batch in (63, 64)
@@ -327,7 +327,7 @@ def test_the_best_batch_is_right_before_the_last_jump():
     assert 12 <= best.launch_bound_until <= 15  # 1.1 x 50 ms at 13
 
 
-def test_throughput_that_ties_goes_to_the_smaller_batch():
+def test_equal_throughput_selects_smaller_batch():
     flat_out = find_changes(BATCHES, noisy(np.maximum(20, 1.0 * BATCHES), 0.01, 0))
     assert best_batches(flat_out).best.batch <= 24
 
@@ -336,7 +336,7 @@ def test_throughput_that_ties_goes_to_the_smaller_batch():
     ("count", "noise", "known"),
     [(20, 0.01, True), (40, 0.02, True), (40, 0.02, False), (70, 0.1, True)],
 )
-def test_least_jump_is_found_and_a_third_of_it_is_not(count, noise, known):
+def test_least_jump_is_detected_but_a_third_is_not(count, noise, known):
     rng, sizes = np.random.default_rng(7), np.arange(1, count + 1)
     line, given = 10.0 + sizes, noise if known else None
 
@@ -354,7 +354,7 @@ def test_least_jump_is_found_and_a_third_of_it_is_not(count, noise, known):
     assert seen(lambda at: least / 3) <= 0.5
 
 
-def test_the_least_size_grows_with_the_noise_until_nothing_can_be_told():
+def test_least_jump_grows_with_noise_until_none():
     rng = np.random.default_rng(1)
     z = rng.standard_normal(len(BATCHES))
     least = [

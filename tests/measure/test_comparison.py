@@ -1,4 +1,4 @@
-"""Two loaders side by side."""
+"""Comparison of two data loaders."""
 
 import re
 
@@ -30,7 +30,7 @@ TESTING = replace(
 )
 
 
-def test_the_slower_loader_is_named_with_the_part_that_makes_it_so():
+def test_comparison_names_slower_loader_and_its_slowest_part():
     c = compare_loaders(TRAINING, TESTING)
     assert {part.name: part.ms for part in c.parts} == {
         "decode": (2.0, 2.0),
@@ -44,13 +44,13 @@ def test_the_slower_loader_is_named_with_the_part_that_makes_it_so():
     )
 
 
-def test_the_order_of_the_two_changes_only_the_sides():
+def test_comparison_verdict_does_not_depend_on_order():
     c, turned = compare_loaders(TRAINING, TESTING), compare_loaders(TESTING, TRAINING)
     assert (c.slower, turned.slower) == (0, 1)
     assert comparison_verdict(c) == comparison_verdict(turned)
 
 
-def test_loaders_alone_are_compared_where_both_were_run_and_beyond_their_noise():
+def test_loader_passes_are_compared_at_common_worker_counts():
     def with_interval(m, low, high):
         points = [
             replace(p, interval_ms=Interval(low=low, high=high, coverage=0.9, basis=""))
@@ -72,14 +72,14 @@ def test_loaders_alone_are_compared_where_both_were_run_and_beyond_their_noise()
     )
 
 
-def test_similar_loaders_are_alike():
+def test_similar_loaders_are_reported_as_equally_fast():
     again = replace(TRAINING, sample=replace(TRAINING.sample, wall_ms=5.1))
     assert comparison_verdict(compare_loaders(TRAINING, again)) == (
         "Verdict: both are as fast: a sample takes 5 and 5 ms on one thread."
     )
 
 
-def test_the_command_prints_both_and_the_difference(capsys):
+def test_comparison_output_shows_both_loaders_and_difference(capsys):
     show(loader_comparison_sections(compare_loaders(TRAINING, TESTING)))
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"augment +3 +0 +-3", said)

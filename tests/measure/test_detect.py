@@ -1,4 +1,4 @@
-"""Machines as the system tells of them: faked trees, a faked psutil, a faked NVML, and this machine."""
+"""Machine detection on faked /proc and /sys trees, faked psutil and NVML, and on this machine."""
 
 import errno
 import os
@@ -60,7 +60,7 @@ SERVER = {
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch, request):
-    """psutil tells of a server without GPUs; gives what changes some of it."""
+    """Fake a server without GPUs. Return a function that changes its figures."""
 
     def change(cores=(64, 32), affinity=range(33), memory_gib=377.58, load=0.52, nvml=None):
         monkeypatch.setattr(
@@ -73,13 +73,16 @@ def server(monkeypatch, request):
         monkeypatch.setattr(psutil, "getloadavg", lambda: (load, 0.58, 0.59))
         monkeypatch.setitem(sys.modules, "pynvml", nvml or fake_nvml(init="LibraryNotFound"))
 
-    if request.function not in (test_this_machine, test_pynvml_has_what_is_asked):
+    if request.function not in (
+        test_detect_describes_this_machine_without_private_data,
+        test_fake_nvml_has_only_functions_of_pynvml,
+    ):
         change()
         monkeypatch.setattr(cpuinfo, "get_cpu_info", dict)
     return change
 
 
-def test_a_server(tmp_path):
+def test_server_is_detected_from_proc_and_sys(tmp_path):
     m = detect(tree(tmp_path, SERVER))
     assert m.cpu.name == "Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"
     assert (m.cpu.physical_cores, m.cpu.logical_cores, m.cpu.affinity_cores) == (32, 64, 33)
@@ -99,7 +102,7 @@ def test_a_server(tmp_path):
     assert warnings_of(m) == ()
 
 
-def test_a_processor_that_linux_does_not_name_is_described_by_py_cpuinfo(tmp_path, monkeypatch):
+def test_cpu_name_falls_back_to_py_cpuinfo(tmp_path, monkeypatch):
     files = {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n\nHardware\t: board\n"}
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Neoverse-N1"})
     assert detect_cpu(tree(tmp_path / "a", files)).name == "Neoverse-N1"
@@ -111,7 +114,7 @@ def test_a_processor_that_linux_does_not_name_is_described_by_py_cpuinfo(tmp_pat
     assert detect_cpu(tree(tmp_path / "b", files)).name == platform.machine()
 
 
-def test_nothing_to_read(tmp_path, monkeypatch, server):
+def test_detect_works_without_proc_and_sys(tmp_path, monkeypatch, server):
     server(cores=(None, None))
     monkeypatch.delattr(os, "sched_getaffinity")
     m = detect(tmp_path)
@@ -131,7 +134,7 @@ def test_nothing_to_read(tmp_path, monkeypatch, server):
             "sys/fs/cgroup/a/b/memory.max": "8589934592\n",
             "sys/fs/cgroup/a/memory.max": "17179869184\n",
         },
-        # a container without a cgroup namespace: the path is the host's, the limits are at the top
+        # Container without a cgroup namespace: the path is the host's, the limits are at the root.
         {
             "proc/self/cgroup": "0::/kubepods/pod1/x\n",
             "sys/fs/cgroup/cpu.max": "400000 100000\n",
@@ -149,7 +152,7 @@ def test_nothing_to_read(tmp_path, monkeypatch, server):
     ],
     ids=["v2", "v2 in a container", "v1"],
 )
-def test_limits_of_the_control_group(tmp_path, files):
+def test_cgroup_limits_cores_and_memory(tmp_path, files):
     m = detect(tree(tmp_path, {**SERVER, **files, "proc/1/cgroup": "0::/docker/123\n"}))
     assert m.cpu.quota_cores == 4
     assert m.cpu.usable_cores == 4
@@ -191,7 +194,7 @@ def test_limit_above_memory_is_ignored(tmp_path):
         ({"mouse/type": "Battery", "mouse/scope": "Device", "mouse/status": "Discharging"}, None),
     ],
 )
-def test_batteries(tmp_path, supplies, expected):
+def test_battery_power_gives_warning(tmp_path, supplies, expected):
     m = detect(tree(tmp_path, {f"sys/class/power_supply/{k}": v for k, v in supplies.items()}))
     assert m.on_battery is expected
     assert bool(warnings_of(m)) is (expected is True)
@@ -236,7 +239,7 @@ ERRORS = {kind.__name__: kind for kind in (LibraryNotFound, DriverNotLoaded, NoP
 
 
 def fake_nvml(absent=(), init=None, count=1, **changed):
-    """H200s, as pynvml tells of them. `absent` are not supported by the GPU; `init` is the error that asking begins with."""
+    """Fake pynvml with H200 GPUs. The GPU does not support the queries in `absent`; `init` is the error of nvmlInit."""
 
     def begin():
         if init:
@@ -281,11 +284,11 @@ def fake_nvml(absent=(), init=None, count=1, **changed):
     )
 
 
-def test_gpus_of_a_server():
+def test_all_gpus_of_server_are_detected():
     assert detect_gpus(fake_nvml(count=2)) == ((H200, H200), None)
 
 
-def test_nvml_with_figures_that_are_not_supported():
+def test_unsupported_nvml_queries_give_none():
     absent = (
         "PowerManagementLimit",
         "PowerManagementDefaultLimit",
@@ -304,7 +307,7 @@ def test_nvml_with_figures_that_are_not_supported():
     )
 
 
-def test_nvml_with_mig_and_company():
+def test_mig_and_other_gpu_processes_are_detected():
     nvml = fake_nvml(
         MigMode=[1, 1],
         ComputeRunningProcesses=[types.SimpleNamespace(pid=1), types.SimpleNamespace(pid=2)],
@@ -313,7 +316,7 @@ def test_nvml_with_mig_and_company():
     assert gpu == msgspec.structs.replace(H200, mig=True, other_processes=2)
 
 
-def test_a_slow_link(tmp_path, server):
+def test_slow_pcie_link_and_throttling_give_warnings(tmp_path, server):
     server(nvml=fake_nvml(CurrPcieLinkGeneration=3, CurrentClocksThrottleReasons=0x8))
     assert warnings_of(detect(tmp_path)) == (
         "GPU 0 (NVIDIA H200) runs at PCIe generation 3 of 5.",
@@ -321,7 +324,7 @@ def test_a_slow_link(tmp_path, server):
     )
 
 
-def test_an_idle_laptop(tmp_path, server):
+def test_idle_laptop_gpu_has_no_pcie_generation_warning(tmp_path, server):
     absent = (
         "PowerManagementLimit",
         "PowerManagementDefaultLimit",
@@ -337,11 +340,11 @@ def test_an_idle_laptop(tmp_path, server):
             PerformanceState=8,
         )
     )
-    # an idle link of generation 1 says nothing, 8 of 16 lanes do
+    # An idle link drops to generation 1, which is normal. 8 of 16 lanes are not.
     assert warnings_of(detect(tmp_path)) == ("GPU 0 (RTX 3090 Laptop) has 8 of 16 PCIe lanes.",)
 
 
-def test_everything_that_disturbs_a_gpu(tmp_path, server):
+def test_every_gpu_disturbance_gives_a_warning(tmp_path, server):
     nvml = fake_nvml(
         Name="NVIDIA A100-SXM4-80GB",
         PowerManagementLimit=350000,
@@ -359,7 +362,7 @@ def test_everything_that_disturbs_a_gpu(tmp_path, server):
 
 
 @pytest.mark.parametrize("missing", ["LibraryNotFound", "DriverNotLoaded"])
-def test_no_driver_is_no_gpu(missing):
+def test_missing_nvidia_driver_means_no_gpus(missing):
     assert detect_gpus(fake_nvml(init=missing)) == ((), None)
 
 
@@ -372,7 +375,7 @@ def test_unresponsive_driver_is_reported(tmp_path, server):
     )
 
 
-def test_a_gpu_that_may_not_be_seen_hides_no_other():
+def test_inaccessible_gpu_does_not_hide_other_gpus():
     nvml = fake_nvml(count=3)
     nvml.nvmlDeviceGetHandleByIndex = lambda i: (
         "H200" if i != 1 else (_ for _ in ()).throw(NoPermission("Insufficient Permissions"))
@@ -380,7 +383,7 @@ def test_a_gpu_that_may_not_be_seen_hides_no_other():
     assert detect_gpus(nvml) == ((H200, H200), "GPU 1: Insufficient Permissions")
 
 
-def test_pynvml_has_what_is_asked():
+def test_fake_nvml_has_only_functions_of_pynvml():
     import pynvml
 
     made = fake_nvml()
@@ -404,7 +407,7 @@ def test_pynvml_has_what_is_asked():
         ),
     ],
 )
-def test_each_fact_is_one_sentence(tmp_path, server, changed, files, word):
+def test_each_machine_problem_gives_one_warning(tmp_path, server, changed, files, word):
     server(**changed)
     (sentence,) = warnings_of(detect(tree(tmp_path, {**SERVER, **files})))
     assert word in sentence
@@ -417,14 +420,14 @@ def test_each_fact_is_one_sentence(tmp_path, server, changed, files, word):
     ("folder", "kind"),
     [("/", "ext4"), ("/database", "ext4"), ("/data/x", "btrfs"), ("/data/my disk/x", "nfs4")],
 )
-def test_the_filesystem_of_a_folder(monkeypatch, folder, kind):
+def test_filesystem_of_folder_is_that_of_its_mount(monkeypatch, folder, kind):
     places = [("/", "ext4"), ("/data", "xfs"), ("/data/my disk", "nfs4"), ("/data", "btrfs")]
     mounted = [types.SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounted)
     assert filesystem_of(folder) == kind
 
 
-def test_storage_is_measured_and_leaves_nothing(tmp_path):
+def test_storage_measurement_leaves_no_files(tmp_path):
     s = measure_storage(tmp_path, 3 * 2**20 + 1)
     assert s.size_bytes == 3 * 2**20 + 1
     assert 0.001 < s.write_gb_per_s < 100
@@ -443,7 +446,7 @@ def test_cached_reads_are_marked(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory filesystem here")
-def test_a_memory_filesystem_is_memory():
+def test_shm_reads_are_marked_as_cached():
     assert measure_storage("/dev/shm", 2**20).read_from_cache
 
 
@@ -468,7 +471,7 @@ def test_missing_folder_is_an_error(tmp_path):
 # ---- this machine ----
 
 
-def test_this_machine():
+def test_detect_describes_this_machine_without_private_data():
     m = detect()
     assert m.cpu.logical_cores is None or m.cpu.logical_cores >= 1
     if hasattr(os, "sched_getaffinity"):

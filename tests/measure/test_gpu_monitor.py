@@ -1,4 +1,4 @@
-"""A card that is watched while steps run: clocks, power and energy, by a stand-in for NVML with the real functions' signatures."""
+"""GPU monitor: clocks, power and energy during steps, read from a stand-in for NVML with the real signatures."""
 
 import importlib.util
 import inspect
@@ -32,13 +32,13 @@ def watched(nvml, seconds=0.5, steps=10):
 
 
 def energy_of_half_a_second(nvml):
-    """(DeviceRun of ten steps at 300 W, what they took at most: sleeping takes longer on a busy machine)."""
+    """Return (DeviceRun of ten steps at 300 W, upper bound of their energy). Sleeping takes longer on a busy machine."""
     begin = time.perf_counter()
     run = watched(nvml)
     return run, 300 * (time.perf_counter() - begin) / 10
 
 
-def test_the_stand_in_has_the_real_functions(nvml):
+def test_fake_nvml_matches_pynvml_signatures(nvml):
     functions = [
         name
         for name, value in vars(nvml).items()
@@ -56,7 +56,7 @@ def test_the_stand_in_has_the_real_functions(nvml):
         assert issubclass(getattr(pynvml, name), pynvml.NVMLError)
 
 
-def test_a_card_at_full_clock(nvml):
+def test_gpu_at_full_clock_has_power_energy_and_no_warning(nvml):
     run, most_j = energy_of_half_a_second(nvml)
     assert (run.sm_mhz, run.sm_mhz_low, run.sm_mhz_high, run.sm_mhz_max) == (1410, 1410, 1410, 1410)
     assert (run.sm_mhz_before, run.sm_mhz_after, run.held_by) == (1410, 1410, ())
@@ -67,7 +67,7 @@ def test_a_card_at_full_clock(nvml):
     assert clock_in_words(run) == ""
 
 
-def test_energy_comes_from_power_without_counter(nvml, monkeypatch):
+def test_energy_is_integrated_from_power_without_counter(nvml, monkeypatch):
     monkeypatch.setenv("SIM_NVML_ENERGY", "none")
     run, most_j = energy_of_half_a_second(nvml)
     assert 0.99 * 15 <= run.energy_j <= most_j
@@ -91,7 +91,7 @@ def test_short_runs_have_no_energy(nvml):
         ("1320,1410", "0", "between 1,320 and 1,410 MHz"),
     ],
 )
-def test_clocks_that_are_held_locked_or_moving(nvml, monkeypatch, mhz, reasons, said):
+def test_throttled_locked_and_varying_clocks_are_described(nvml, monkeypatch, mhz, reasons, said):
     monkeypatch.setenv("SIM_NVML_MHZ", mhz)
     monkeypatch.setenv("SIM_NVML_REASONS", reasons)
     words = clock_in_words(watched(nvml, seconds=0.3))
@@ -105,7 +105,7 @@ def test_broken_nvml_leaves_run_unchanged(nvml, monkeypatch, broken):
     assert watched(nvml, seconds=0.1) == DeviceRun(settled=True)
 
 
-def test_a_driver_that_breaks_meanwhile(nvml, monkeypatch):
+def test_driver_failure_during_run_leaves_power_unknown(nvml, monkeypatch):
     monitor = GpuMonitor("sim", nvml)
     with monitor:
         monkeypatch.setenv("SIM_NVML_BROKEN", "queries")
@@ -122,7 +122,7 @@ def test_unknown_device_is_not_sampled(nvml, uuid):
     assert monitor.run_of(10, DeviceRun(settled=False)) == DeviceRun(settled=False)
 
 
-def test_this_machine_without_a_driver_is_silent(capfd):
+def test_monitor_without_driver_prints_nothing(capfd):
     monitor = GpuMonitor("sim")
     with monitor:
         pass
@@ -130,7 +130,7 @@ def test_this_machine_without_a_driver_is_silent(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_warm_up_has_settled_where_two_windows_agree():
+def test_warm_up_settles_when_two_windows_agree():
     assert has_settled([90, 30, 20.1, 20, 20, 20.2, 20, 20], 3, 0.02)
     assert not has_settled([90, 30, 22, 20, 20, 20], 3, 0.02)
     assert not has_settled([20, 20, 20, 20, 20], 3, 0.02)  # not two windows yet
@@ -138,7 +138,7 @@ def test_a_warm_up_has_settled_where_two_windows_agree():
     assert not has_settled([20, 20, 20, 21, 21, 21], 3, 0.02)  # slower counts as well
 
 
-def test_run_in_words():
+def test_device_run_is_described_in_words():
     run = DeviceRun(settled=True, launch_ms=18.2, busy_share=0.45, power_w=312.4, energy_j=8.71)
     busy, power = run_in_words(run)
     assert "45%" in busy

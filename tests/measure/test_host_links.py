@@ -1,4 +1,4 @@
-"""Links between hosts: the fit finds what was planted, gloo's collectives follow its algorithms, and real ranks are timed."""
+"""Links between hosts: the fit recovers planted values, and real ranks are timed."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def timed(number=2, gb_per_s=0.0375):
     ]
 
 
-def test_the_fit_finds_what_was_planted():
+def test_fit_recovers_planted_host_link_parameters():
     found = fit_host_links(timed(), 0.0375)
     assert found.start_us == pytest.approx(LINKS.start_us, rel=0.01)
     assert found.message_us == pytest.approx(LINKS.message_us, rel=0.01)
@@ -57,7 +57,7 @@ def test_the_fit_finds_what_was_planted():
     assert found.host_us_per_mib == pytest.approx(LINKS.host_us_per_mib, rel=0.02)
 
 
-def test_one_disturbed_time_in_seven_does_not_move_the_fit():
+def test_host_link_fit_is_robust_to_outliers():
     rows = [
         TimedCollective(
             collective=t.collective,
@@ -72,11 +72,11 @@ def test_one_disturbed_time_in_seven_does_not_move_the_fit():
     assert far == pytest.approx(collective_ms("all_reduce", 2**22, 4, 1, hosts(4, 0.125)), rel=0.05)
 
 
-def test_an_unknown_bandwidth_is_read_off_the_largest_payload_sent():
+def test_unknown_bandwidth_is_fitted_from_largest_payload():
     assert fit_host_links(timed()).gb_per_s == pytest.approx(0.0375, rel=0.02)
 
 
-def test_two_hosts_at_one_speed_tell_four_at_another():
+def test_links_fitted_on_two_hosts_predict_four():
     found = fit_host_links(timed(), 0.0375)
     for name in COLLECTIVES:
         sizes = np.array(SIZES_BYTES, dtype=float)
@@ -86,7 +86,7 @@ def test_two_hosts_at_one_speed_tell_four_at_another():
         )
 
 
-def test_reduce_scatter_is_an_all_reduce_and_all_gather_half_of_one():
+def test_gloo_reduce_scatter_costs_as_much_as_all_reduce():
     even = HostLinks(start_us=0, message_us=0, host_us_per_mib={}, gb_per_s=0.125, link_share=0.956)
     reduce, scatter, gather = (
         collective_ms(name, 2**24, 4, 1, hosts(4, 0.125, even))
@@ -97,13 +97,13 @@ def test_reduce_scatter_is_an_all_reduce_and_all_gather_half_of_one():
 
 
 @given(st.sampled_from(COLLECTIVES), st.integers(2, 64), st.floats(1, 1e10), st.floats(1, 10))
-def test_more_bytes_and_slower_links_never_take_less(collective, number, payload, factor):
+def test_collective_time_grows_with_bytes_and_slower_links(collective, number, payload, factor):
     ms = collective_ms(collective, payload, number, 1, hosts(number))
     assert 0 < ms <= collective_ms(collective, payload * factor, number, 1, hosts(number))
     assert ms <= collective_ms(collective, payload, number, 1, hosts(number, 0.0375 / factor))
 
 
-def test_ranks_of_one_host_do_not_wait_for_the_link():
+def test_ranks_on_one_host_do_not_use_network_link():
     both = Cluster(
         device=CPU, devices_per_node=2, nodes=2, network_gb_per_s_per_device=0.001, host_links=LINKS
     )
@@ -112,7 +112,7 @@ def test_ranks_of_one_host_do_not_wait_for_the_link():
     )
 
 
-def test_invalid_links_are_errors():
+def test_host_links_reject_invalid_values():
     with pytest.raises(TrainpaceError, match="bandwidth"):
         HostLinks(start_us=0, message_us=0, host_us_per_mib={}, gb_per_s=0.0, link_share=0.9)
     with pytest.raises(TrainpaceError, match="0 or more"):
@@ -122,7 +122,7 @@ def test_invalid_links_are_errors():
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
-def test_the_bounded_fit_leaves_nothing_to_gain(seed, unknowns):
+def test_non_negative_fit_satisfies_optimality_conditions(seed, unknowns):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(20, unknowns)), rng.normal(size=20)
     x = non_negative(a, b)
@@ -133,7 +133,7 @@ def test_the_bounded_fit_leaves_nothing_to_gain(seed, unknowns):
 
 
 @pytest.mark.slow
-def test_two_real_ranks_time_every_collective(tmp_path):
+def test_two_ranks_time_every_collective(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""From a measured loader to what to set, and to a plain no."""
+"""Advice on loader settings from a measured loader, including "change nothing"."""
 
 from msgspec.structs import replace
 
@@ -58,7 +58,7 @@ def measurement(cost=COST, cores=4.0, given=None, startup_s=0.0, stages=()):
     )
 
 
-def test_data_bound_gets_the_fewest_workers_that_hide_it():
+def test_data_bound_loader_gets_fewest_workers_that_hide_loading():
     m = measurement()
     a = advise(m, compute_ms=24, compute_cores=1)
     assert (a.workers_now, a.now_ms) == (0, 74)
@@ -85,13 +85,13 @@ def test_small_gain_is_not_worth_it():
     assert not a.worth_it
     assert "No: other numbers of workers save nothing" in verdict(
         m, a
-    )  # 3 % of a step: none is within 5 % of the best
+    )  # 3 % of a step: 0 workers are within 5 % of the best.
     a = advise(m, compute_ms=57, compute_cores=1)
     assert (a.workers, a.worth_it) == (0, False)
     assert "No: other numbers of workers save 300 ms per epoch (5%)" in verdict(m, a)
 
 
-def test_the_start_of_workers_is_paid_every_epoch():
+def test_worker_start_time_counts_every_epoch():
     m = measurement(startup_s=10.0)
     a = advise(m, compute_ms=24, compute_cores=1)
     assert a.saved_s_per_epoch < 0
@@ -102,15 +102,15 @@ def test_the_start_of_workers_is_paid_every_epoch():
     assert "persistent_workers=True" in next_step(m, brief)
 
 
-def test_fewer_workers_are_advised_where_cores_are_short():
+def test_fewer_workers_are_advised_if_cores_are_scarce():
     m = measurement(cores=2.0, given=5)
     a = advise(m)
     assert a.workers == 2
     assert a.limit == "cores"
 
 
-def test_workers_are_not_given_up_for_a_loader_alone():
-    """Loading a batch by itself is fastest in the process that wants it, but then nothing is loaded while it computes."""
+def test_workers_are_kept_if_compute_time_is_unknown():
+    """Without workers a batch loads fastest here, but loading then cannot overlap compute."""
     cost = LoaderCost(
         sample_wall_ms=0.01,
         sample_cpu_ms=0.01,
@@ -127,19 +127,19 @@ def test_workers_are_not_given_up_for_a_loader_alone():
     assert "give --compute-ms" in next_step(alone, advise(alone))
 
 
-def test_precomputing_what_costs_nothing_is_not_advised():
+def test_precompute_is_not_advised_for_cheap_samples():
     stages = (Stage(name="__getitem__", kind="function", wall_ms=0.01, offline=True),)
     m = measurement(replace(COST, sample_wall_ms=0.01, sample_cpu_ms=0.01), stages=stages)
     assert "precompute" not in next_step(m, advise(m))
 
 
-def test_the_measured_time_counts_and_not_the_predicted():
+def test_advice_uses_measured_instead_of_predicted_time():
     m = measurement()
     slower = replace(m, points=tuple(replace(p, batch_ms=p.batch_ms * 2) for p in m.points))
     assert advise(slower, 24, 1).step_ms_by_workers[1] == 100
 
 
-def test_precomputing_is_named_where_it_would_help():
+def test_precompute_is_advised_if_it_saves_time():
     stages = (
         Stage(name="load", kind="", wall_ms=4.0, random=False, offline=True),
         Stage(name="Flip", kind="transform", wall_ms=1.0, random=True),
@@ -151,14 +151,14 @@ def test_precomputing_is_named_where_it_would_help():
     assert "precompute" not in next_step(m, advise(m, compute_ms=500, compute_cores=1))
 
 
-def test_records_survive_json():
+def test_loader_measurement_round_trips_through_json():
     m = measurement(stages=(Stage(name="load", kind="", wall_ms=4.0),))
     assert from_json(to_json(m), LoaderMeasurement) == m
     assert loader_json(m, advise(m))["samples_per_second"]["1"] == 200.0
 
 
-def test_waiting_step_is_not_compute_limited():
-    """The workers' start takes more than they save, and every part of a sample is random."""
+def test_data_bound_step_gets_advice_on_samples():
+    """Starting workers costs more than they save, and every part of a sample is random."""
     flip = Stage(name="Flip", kind="transform", wall_ms=5.0, random=True)
     for stages, said in (
         ((flip,), "make Flip cheaper: it is 100% of a sample"),
@@ -167,12 +167,12 @@ def test_waiting_step_is_not_compute_limited():
         m = measurement(startup_s=10.0, stages=stages)
         a = advise(m, compute_ms=2, compute_cores=1)
         assert (a.workers, a.worth_it) == (0, False)
-        assert a.now_ms > 20 * 2  # 96 % of it are waiting
+        assert a.now_ms > 20 * 2  # 96 % of the step is waiting.
         assert said in next_step(m, a)
         assert "look at the compute" not in next_step(m, a)
 
 
-def test_the_dataset_behind_a_wrapper_is_named():
+def test_precompute_advice_names_wrapped_dataset():
     stages = (
         Stage(name="Photos inside Crops", kind="dataset", wall_ms=4.0, random=False, offline=True),
         Stage(name="the rest of __getitem__", kind="", wall_ms=0.1, random=True),

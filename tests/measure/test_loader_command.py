@@ -1,4 +1,4 @@
-"""`trainpace loader`, the real command in real processes."""
+"""`trainpace loader` as a real command in real processes."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def trainpace(folder, *arguments, code=0):
     return done
 
 
-def test_a_loader_from_command_to_verdict(folder):
+def test_loader_command_writes_verdict_and_output_file(folder):
     done = trainpace(
         folder,
         "mine.py:data",
@@ -90,7 +90,7 @@ def test_a_loader_from_command_to_verdict(folder):
 
 
 @pytest.mark.slow
-def test_a_tasks_compute_is_measured_too(folder):
+def test_loader_command_measures_compute_of_task(folder):
     answer = json.loads(
         trainpace(
             folder, "mine.py:task", "--batch", "4", "--workers", "0:2", *QUICK, "--json"
@@ -105,7 +105,7 @@ def test_a_tasks_compute_is_measured_too(folder):
 
 
 @pytest.mark.slow
-def test_without_a_range_it_stops_where_more_bring_nothing(folder):
+def test_default_worker_sweep_stops_without_gain(folder):
     (folder / "quick.py").write_text("def data(): return list(range(1000))")
     answer = json.loads(trainpace(folder, "quick.py:data", *QUICK, "--json").stdout)
     assert [p["workers"] for p in answer["points"]][:2] == [0, 1]
@@ -129,7 +129,7 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
         ("absent", "unknown name in mine.py 'absent'."),
     ],
 )
-def test_bad_input_is_one_sentence(folder, what, said):
+def test_bad_input_gives_one_line_error(folder, what, said):
     done = trainpace(folder, f"mine.py:{what}", "--batch", "4", "--workers", "1", *QUICK, code=2)
     last = done.stderr.splitlines()[-1]
     assert said in last
@@ -137,12 +137,12 @@ def test_bad_input_is_one_sentence(folder, what, said):
 
 
 @pytest.mark.slow
-def test_a_dataset_that_hangs_is_ended(folder):
+def test_hanging_dataset_is_stopped_at_timeout(folder):
     done = trainpace(folder, "mine.py:hanging", "--timeout", "6s", code=2)
     assert "measuring the loader of mine.py:hanging took longer than 6 s" in done.stderr
 
 
-def test_invalid_range_is_an_error(folder):
+def test_invalid_worker_range_is_an_error(folder):
     done = trainpace(folder, "mine.py:data", "--workers", "4:0", code=2)
     assert "'4:0' is not a number of workers" in done.stderr
     assert "is not FILE.py:NAME" in trainpace(folder, "resnet50", code=2).stderr

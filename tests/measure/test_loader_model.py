@@ -1,4 +1,4 @@
-"""Step time as the later of data and compute."""
+"""Step time as the maximum of data time and compute time."""
 
 import pytest
 from hypothesis import assume, given
@@ -31,7 +31,7 @@ WAITING = LoaderCost(
 COMPUTING = replace(WAITING, sample_cpu_ms=10)
 
 
-def test_waiting_scales_with_workers_and_computing_with_cores():
+def test_io_scales_with_workers_and_cpu_time_with_cores():
     assert batch_ms(WAITING, 0, 2) == 41
     assert batch_ms(WAITING, 1, 2) == 42
     assert batch_ms(WAITING, 8, 2) == 42 / 8
@@ -39,18 +39,18 @@ def test_waiting_scales_with_workers_and_computing_with_cores():
     assert batch_ms(COMPUTING, 8, 2) == pytest.approx(42.5 / 2)
 
 
-def test_a_step_is_the_later_of_data_and_compute():
+def test_step_time_is_maximum_of_data_and_compute():
     assert step_ms(WAITING, 100, 0, 2) == 141
     assert step_ms(WAITING, 100, 1, 2) == 100.5
     assert step_ms(WAITING, 20, 1, 2) == 42
-    # compute that keeps one of two cores busy leaves one to the workers
+    # Compute on one of two cores leaves the other core to the workers.
     assert step_ms(COMPUTING, 30, 4, 2, compute_cores=1) == pytest.approx((42.5 + 30) / 2)
-    # the threads of a compute that fills both wait for the workers
+    # Compute threads on both cores wait for the workers.
     assert step_ms(COMPUTING, 30, 4, 2, compute_cores=2) == pytest.approx(42 + 30)
     assert step_ms(COMPUTING, 5, 4, 2, compute_cores=2) == pytest.approx(5 + 20 + 22 / 2)
 
 
-def test_what_limits():
+def test_limit_is_series_workers_compute_or_cores():
     assert limit_of(WAITING, 5, 0, 2) == "series"
     assert limit_of(WAITING, 5, 2, 2) == "workers"
     assert limit_of(WAITING, 100, 2, 2) == "compute"
@@ -65,7 +65,7 @@ def test_more_workers_or_cores_are_never_slower(cost, compute, workers, cores, s
 
 
 @given(costs(), MS, CORES, st.floats(0, 1))
-def test_a_first_worker_costs_at_most_its_stated_overhead(cost, compute, cores, share):
+def test_first_worker_adds_at_most_its_overhead(cost, compute, cores, share):
     assume(cores >= 1)
     series = step_ms(cost, compute, 0, cores, share * cores)
     overhead = cost.send_ms + cost.handover_ms
@@ -90,7 +90,7 @@ def test_more_work_never_takes_less_time(cost, compute, workers, cores, part, mo
 
 
 @given(costs(), MS, WORKERS, CORES)
-def test_the_parts_bound_the_step(cost, compute, workers, cores):
+def test_step_time_is_bounded_by_data_and_compute(cost, compute, workers, cores):
     assume(cores >= 1)
     step = step_ms(cost, compute, workers, cores)
     data = batch_ms(cost, workers, cores)
@@ -100,7 +100,7 @@ def test_the_parts_bound_the_step(cost, compute, workers, cores):
 
 
 @given(st.dictionaries(WORKERS, st.floats(1e-3, 1e6), min_size=1))
-def test_the_fewest_workers_within_five_percent(steps):
+def test_fewest_workers_is_within_five_percent_of_best(steps):
     chosen = fewest_workers(steps)
     assert steps[chosen] <= 1.05 * min(steps.values())
     assert all(steps[w] > 1.05 * min(steps.values()) for w in steps if w < chosen)

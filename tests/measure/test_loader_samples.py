@@ -1,4 +1,4 @@
-"""Planted costs within a sample, found where they are."""
+"""Planted costs of a sample are attributed to the right part."""
 
 import random
 import time
@@ -88,7 +88,7 @@ def target_of(dataset):
     return LoaderTarget("mine.py:data", dataset, len(dataset), collate, 4, False)
 
 
-def test_waiting_and_computing_are_separated():
+def test_sample_cost_separates_waiting_from_cpu_time():
     cost = sample_cost(target_of(Data(sleep_ms=6, burn_ms=2)), range(10), 8.0, passes=2)
     assert cost.cpu_ms == pytest.approx(2, rel=0.3)
     assert cost.wall_ms >= 8
@@ -97,7 +97,7 @@ def test_waiting_and_computing_are_separated():
     assert "in memory" in cost.note
 
 
-def test_files_are_noticed_and_read_cold(tmp_path):
+def test_sample_cost_includes_cold_file_reads(tmp_path):
     class Files(Data):
         def __getitem__(self, i):
             return torch.from_numpy(np.load(tmp_path / f"{i}.npy"))
@@ -115,7 +115,7 @@ class Inner(Data, torch.utils.data.Dataset):
     pass
 
 
-def test_datasets_side_by_side_have_chains_of_their_own():
+def test_concatenated_datasets_have_separate_transform_stages():
     parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(2)]
     rest, *stages = transform_stages(target_of(torch.utils.data.ConcatDataset(parts)), range(8))
     assert (rest.name, [s.name for s in stages]) == (REST, ["Burn", "Noise"] * 2)
@@ -123,7 +123,7 @@ def test_datasets_side_by_side_have_chains_of_their_own():
     assert [s.offline for s in stages] == [True, False] * 2
 
 
-def test_the_transforms_are_ranked_and_the_random_ones_marked():
+def test_transforms_are_ranked_and_random_ones_marked():
     data = Data(
         Compose(Burn(1), Compose(Burn(4), Noise()), Burn(2)),
         burn_ms=3,
@@ -140,7 +140,7 @@ def test_the_transforms_are_ranked_and_the_random_ones_marked():
     assert data.transform.transforms == before  # put back
 
 
-def test_a_random_number_outside_the_transforms_keeps_all_online():
+def test_random_dataset_keeps_all_transforms_online():
     class Crops(Data):
         def __getitem__(self, i):
             return self.transform(torch.full((4,), random.random()))
@@ -150,12 +150,12 @@ def test_a_random_number_outside_the_transforms_keeps_all_online():
     assert not any(s.offline for s in stages)
 
 
-def test_a_generator_of_its_own_is_random():
+def test_transform_with_own_generator_is_random():
     stages = transform_stages(target_of(Data(OwnGenerator())), range(8))
     assert [(s.name, s.random) for s in stages] == [(REST, False), ("OwnGenerator", True)]
 
 
-def test_the_random_states_are_left_alone_by_the_trials():
+def test_randomness_check_preserves_random_states():
     torch.manual_seed(3)
     before = states()
     assert is_random(target_of(Data(Noise())), 0)
@@ -163,7 +163,7 @@ def test_the_random_states_are_left_alone_by_the_trials():
     assert states() == before
 
 
-def test_functions_are_ranked_where_there_are_no_transforms():
+def test_dataset_functions_are_ranked_without_transforms():
     def decode(i):
         burn(0.004)
         return torch.zeros(3) + i
@@ -178,12 +178,12 @@ def test_functions_are_ranked_where_there_are_no_transforms():
     stages = function_stages(target, range(8), 12.0, random=False)
     assert sum(s.wall_ms for s in stages) == pytest.approx(12, rel=0.03)
     assert "time.sleep in __getitem__" in [s.name for s in stages[:2]]
-    # wall time: a busy machine moves the shares of 8 ms asleep and 4 ms at work
+    # Wall time: a busy machine shifts the shares of 8 ms sleep and 4 ms work.
     assert 2 < sum(s.wall_ms for s in stages if "burn" in s.name) < 10
     assert all(s.offline for s in stages if s.name != OTHER)
 
 
-def test_a_sample_that_raises_is_named():
+def test_raising_sample_is_named_in_error():
     class Broken(Data):
         def __getitem__(self, i):
             if i == 3:
@@ -194,7 +194,7 @@ def test_a_sample_that_raises_is_named():
         first_pass(target_of(Broken()), choose(40, 0), 1.0)
 
 
-def test_the_chosen_samples_are_distinct_and_within():
+def test_chosen_sample_indices_are_distinct_and_in_range():
     for length in (1, 3, 8, 600, 10**9):
         indices = choose(length, 0)
         assert len(set(indices)) == len(indices) == min(length, 512)
@@ -202,7 +202,7 @@ def test_the_chosen_samples_are_distinct_and_within():
         assert indices[0] == 0
 
 
-def test_equality_sees_every_kind():
+def test_sample_equality_compares_types_and_values():
     tensor, array = torch.tensor([1.0, float("nan")]), np.arange(3)
     assert same((tensor, {"a": [array]}, "x"), (tensor.clone(), {"a": [array.copy()]}, "x"))
     assert not same((tensor, 1), (tensor, 2))
@@ -234,7 +234,7 @@ def test_invalid_dataset_is_an_error(tmp_path, code, said):
         load_target(f"{file}:data")
 
 
-def test_a_dataloader_brings_its_settings(tmp_path):
+def test_dataloader_settings_are_taken_over(tmp_path):
     file = tmp_path / "with_loader.py"
     file.write_text(
         "import torch.utils.data as d\ndef f(samples): return samples\n"
@@ -257,7 +257,7 @@ def test_uncollatable_samples_are_an_error():
         target.collated([torch.zeros(2), torch.zeros(3)])
 
 
-def test_a_waiting_loader_gains_by_workers():
+def test_workers_speed_up_waiting_loader():
     target = target_of(Data(sleep_ms=5))
     cost = loader_cost(target, 5.0, 0.0, range(8), 4)
     alone = run_loader(target, Setting(0, 4), range(8), 0.2, 20)
@@ -299,5 +299,5 @@ def test_a_waiting_loader_gains_by_workers():
         ),
     ],
 )
-def test_dead_worker_differs_from_raising_worker(error, workers, sentence):
+def test_loader_failure_separates_dead_and_raising_workers(error, workers, sentence):
     assert loader_failure(error, workers) == sentence

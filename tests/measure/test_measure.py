@@ -1,4 +1,4 @@
-"""Real steps in real child processes."""
+"""Probes with real training steps in child processes."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def task(tmp_path):
     return file
 
 
-def test_a_planted_delay_is_measured_where_it_is(task):
+def test_planted_forward_delay_is_measured_in_forward(task):
     m = measure(Conditions(model=f"{task}:task", seconds=1.5), 4)
     assert m.step.forward_ms >= 20  # no upper bound: the machine may be busy
     assert m.step.forward_ms > max(m.step.backward_ms, m.step.optimizer_ms)
@@ -63,7 +63,7 @@ def test_a_planted_delay_is_measured_where_it_is(task):
     assert not any("/" in value for value in m.environment.values())
 
 
-def test_accumulation_multiplies_the_micro_steps(task):
+def test_accumulation_multiplies_forward_time_and_batch(task):
     m = measure(Conditions(model=f"{task}:task", seconds=0.5, accumulation=3), 4)
     assert m.step.forward_ms >= 60
     assert m.execution.global_batch == 12
@@ -71,26 +71,26 @@ def test_accumulation_multiplies_the_micro_steps(task):
 
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "bf16"])
-def test_number_formats_on_a_cpu(task, precision):
+def test_cpu_measures_in_every_supported_precision(task, precision):
     m = measure(Conditions(model=f"{task}:task", seconds=0.2, precision=precision), 4)
     assert m.execution.precision == precision
     assert m.median_ms >= 20
 
 
-def test_the_model_really_trains(task):
+def test_measured_steps_reduce_the_loss(task):
     m = measure(Conditions(model=f"{task}:task", seconds=1.5), 64)
     assert m.losses[-1] < m.losses[0]
 
 
 @pytest.mark.slow
-def test_memory_grows_with_what_is_kept():
+def test_peak_memory_grows_with_batch():
     small, large = (measure(Conditions(model="mobilenet_v2", seconds=0.0), n) for n in (2, 64))
     if small.peak_memory_gib is None:
         pytest.skip("this system does not tell a process' memory")
     assert 0 < small.peak_memory_gib < large.peak_memory_gib < large.reserved_memory_gib
 
 
-def test_the_longest_samples_size_the_memory(tmp_path, capfd):
+def test_memory_is_measured_once_with_longest_samples(tmp_path, capfd):
     file = tmp_path / "ragged.py"
     file.write_text(RAGGED)
     m = measure(Conditions(model=f"{file}:task", seconds=0.0), 2)
@@ -113,7 +113,7 @@ def test_the_longest_samples_size_the_memory(tmp_path, capfd):
         (("time.sleep(0.02)", "time.sleep(99)"), "longer than"),
     ],
 )
-def test_failures_are_one_sentence(task, change, word):
+def test_probe_failures_are_one_line_errors(task, change, word):
     task.write_text(TASK.replace(*change))
     timeout_s = 12 if word == "longer than" else 300
     with pytest.raises(TrainpaceError, match=word) as caught:
@@ -122,7 +122,7 @@ def test_failures_are_one_sentence(task, change, word):
     assert isinstance(caught.value, TimedOut) == (word == "longer than")
 
 
-def test_memory_limit_is_an_outcome():
+def test_probe_records_out_of_memory():
     conditions = Conditions(model="vgg11", seconds=0.0, memory_limit_gib=0.4)
     with pytest.raises(OutOfMemory):
         measure(conditions, 2)
@@ -134,7 +134,7 @@ def test_memory_limit_is_an_outcome():
     )
 
 
-def test_hanging_probe_is_an_outcome(task):
+def test_probe_records_timeout(task):
     task.write_text(TASK.replace("time.sleep(0.02)", "time.sleep(99)"))
     failed = probe(Conditions(model=f"{task}:task", timeout_s=8), 4, "a cpu")
     assert failed.failure == "timeout"
@@ -143,7 +143,7 @@ def test_hanging_probe_is_an_outcome(task):
 @pytest.mark.parametrize(
     "wrong", [{"seconds": -1.0}, {"accumulation": 0}, {"memory_limit_gib": 0.0}, {"timeout_s": 0.0}]
 )
-def test_invalid_conditions_are_errors(wrong):
+def test_conditions_reject_invalid_values(wrong):
     with pytest.raises(TrainpaceError):
         Conditions(model="resnet18", **wrong)
 
@@ -155,7 +155,7 @@ def test_unsupported_cpu_precision_is_an_error(task, precision):
 
 
 @pytest.mark.parametrize("precision", ["amp_fp16", "fp16"])
-def test_a_cpu_trains_in_fp16(task, precision):
+def test_cpu_trains_in_16_bit_precision(task, precision):
     m = measure(Conditions(model=f"{task}:task", precision=precision, seconds=0.5), 4)
     assert m.execution.precision == precision
     assert len(m.losses) == len(m.step_times_ms) + len(
@@ -175,7 +175,7 @@ def test_missing_cuda_is_an_error(task):
 
 @pytest.mark.slow
 @pytest.mark.long  # tests/cli/test_measuring.py calibrates too
-def test_this_cpu_has_plausible_figures():
+def test_calibration_gives_plausible_cpu_figures():
     profile = calibrate(6.0)
     assert 1e-3 < profile.device.fp32_tflops.value < 50
     assert 1 < profile.device.memory_bandwidth_gb_per_s.value < 2000

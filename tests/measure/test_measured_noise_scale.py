@@ -1,4 +1,4 @@
-"""Gradient norms from real backward passes: the noise scale of a linear regression is known."""
+"""Gradient norms from real backward passes, compared with the known noise scale of a linear regression."""
 
 import json
 import subprocess
@@ -15,16 +15,16 @@ from trainpace.measure.sweep import Conditions, measure_noise_scale
 
 
 def analytic(covariance, off, deviation):
-    """B = tr(Sigma) / |G|^2 of 0.5 (w x - y)^2 at weights that are `off` the true ones, x normal, y with normal noise.
+    """Return B = tr(Sigma) / |G|^2 of 0.5 (w x - y)^2 at weights `off` the true ones, with normal x and normal noise on y.
 
-    One sample's gradient is x (x d - e); by Isserlis' theorem E|g|^2 = tr(C) (dCd + s^2) + 2 |Cd|^2, and G = C d.
+    The gradient of one sample is x (x d - e). By Isserlis' theorem E|g|^2 = tr(C) (dCd + s^2) + 2 |Cd|^2, and G = C d.
     """
     pulled = covariance @ off
     trace = torch.trace(covariance) * (off @ pulled + deviation**2) + pulled @ pulled
     return float(trace / (pulled @ pulled))
 
 
-def test_a_linear_regression_has_the_scale_that_theory_says():
+def test_noise_scale_of_linear_regression_matches_theory():
     torch.manual_seed(0)
     variances = torch.linspace(0.2, 2.0, 10)
     off, deviation, batch, parts = torch.full((10,), 0.5), 1.0, 16, 4
@@ -32,7 +32,7 @@ def test_a_linear_regression_has_the_scale_that_theory_says():
     with torch.no_grad():
         model.weight.copy_(off)  # the true weights are 0
     gathered = NoiseNorms(model, batch, parts)
-    for _ in range(4000):  # the estimate's own deviation is 4 % then
+    for _ in range(4000):  # The standard error of the estimate is then 4 %.
         model.zero_grad()
         for part in range(parts):
             x = torch.randn(batch, 10) * variances.sqrt()
@@ -46,7 +46,7 @@ def test_a_linear_regression_has_the_scale_that_theory_says():
     assert found.low < known < found.high
 
 
-def test_the_norm_is_that_of_all_gradients_and_a_scaler_is_taken_out():
+def test_gradient_norm_covers_all_parameters_without_loss_scale():
     model = nn.Linear(3, 2)
     assert squared_norm(model.parameters()) == 0
     x = torch.randn(4, 3)
@@ -104,7 +104,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_ranks_see_their_own_gradients_before_they_are_reduced(tmp_path):
+def test_ranks_measure_gradient_norms_before_all_reduce(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
     command = [sys.executable, str(tmp_path / "rank.py")]
     ranks = [
@@ -133,7 +133,7 @@ def task():
 """
 
 
-def test_a_task_s_own_samples_are_used(tmp_path):
+def test_noise_scale_needs_samples_of_the_task(tmp_path):
     (tmp_path / "mine.py").write_text(TASK)
     found = measure_noise_scale(Conditions(model=f"{tmp_path}/mine.py:task", seconds=0.0), 32)
     assert (found.batch, found.parts) == (32, 2)

@@ -1,4 +1,4 @@
-"""Operators timed one by one: the same rows as a trace has, and times that add up."""
+"""Operators timed one by one have the rows of a trace, and their times add up."""
 
 import time
 from collections import Counter
@@ -31,7 +31,7 @@ def network():
     )
 
 
-def test_rows_are_those_of_a_trace():
+def test_timed_operators_match_traced_operators():
     model = network()
     task = Task(
         "a network",
@@ -43,7 +43,7 @@ def test_rows_are_those_of_a_trace():
         "an image",
     )
     operators = trace_task(task, ("fp32",), Variant(cpu=True)).form("fp32").operators
-    # what the CPU's convolution does on the way is in its own time
+    # Operators inside the CPU's convolution are part of its own time.
     expected = Counter()
     for kind, function, phase, count, launches in zip(
         operators.kind,
@@ -76,7 +76,7 @@ def test_rows_are_those_of_a_trace():
     assert convolution.flops == 2.0 * 4 * 16 * 16 * 8 * 27
 
 
-def test_results_are_the_same_and_times_fit_into_the_step():
+def test_operator_timer_keeps_gradients_and_fits_step_time():
     torch.manual_seed(0)
     model, x = network(), torch.randn(4, 3, 16, 16)
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_results_are_the_same_and_times_fit_into_the_step():
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 3))
-def test_a_block_trains_and_stays_small(seed):
+def test_random_block_trains_within_flop_limit(seed):
     torch.manual_seed(0)
     made = block(seed)
     x = made.make_input()
@@ -113,12 +113,12 @@ def test_a_block_trains_and_stays_small(seed):
     assert max(row.flops for row, _ in timer.rows) < 5 * LARGEST_FLOPS
 
 
-def test_a_seed_is_a_block():
+def test_seed_determines_random_block():
     assert str(block(7).module) == str(block(7).module)
     assert len({str(block(seed).module) for seed in range(20)}) > 15
 
 
-def test_a_tiny_step_does_next_to_nothing():
+def test_tiny_step_has_few_flops():
     timer = OperatorTimer()
     with timer:
         tiny_step([nn.Linear(4, 4), nn.ReLU()])()

@@ -1,4 +1,7 @@
-"""Code for CUDA that no test can run, against the signatures of torch.cuda and NVML: a name or an argument that is not there fails."""
+"""CUDA code that no test can run, checked against the signatures of torch.cuda and NVML.
+
+A missing name or argument fails.
+"""
 
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -18,7 +21,7 @@ GIB = 2**30
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """torch.cuda and torch.accelerator as they would answer with a card, which take only the arguments that the real ones take."""
+    """Fake torch.cuda and torch.accelerator with one GPU. They accept only the arguments of the real functions."""
     card = create_autospec(torch.cuda)
     card.is_initialized.return_value = True
     card.get_device_name.return_value = "NVIDIA A100-SXM4-80GB"
@@ -62,7 +65,7 @@ def test_accelerator_calls_existing_functions(cuda):
     assert accelerator.driver_id("cpu") == ""
 
 
-def test_steps_are_timed_by_events(cuda):
+def test_step_clock_uses_device_events(cuda):
     clock = accelerator.StepClock("cuda")
     clock.start_step()
     clock.mark()
@@ -76,14 +79,14 @@ def test_steps_are_timed_by_events(cuda):
 
 @pytest.fixture
 def tf32():
-    """What convolutions and products may use now; as it was afterwards."""
+    """Yield a function that reads the TF32 switches of convolutions and matmuls. Restore the switches afterwards."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
     yield lambda: (convolutions.allow_tf32, products.allow_tf32)
     convolutions.allow_tf32, products.allow_tf32 = before
 
 
-def test_tf32_is_off_where_fp32_was_asked_for(cuda, tf32):
+def test_fp32_precision_disables_tf32(cuda, tf32):
     switches = {}
     for precision in ("fp32", "torch_fp32", "tf32", "amp_bf16"):
         accelerator.set_up_device("cuda", precision)
@@ -96,13 +99,13 @@ def test_tf32_is_off_where_fp32_was_asked_for(cuda, tf32):
     }
 
 
-def test_a_lack_of_memory_is_known_by_its_class():
-    """Other packages' allocators have words of their own."""
+def test_out_of_memory_is_recognized_by_exception_class():
+    """Allocators of other packages have their own messages."""
     assert is_out_of_memory(torch.OutOfMemoryError("allocation of 4096 bytes failed"))
     assert not is_out_of_memory(RuntimeError("allocation of 4096 bytes failed"))
 
 
-def test_a_script_that_has_not_begun_is_given_no_context(cuda):
+def test_device_check_does_not_initialize_cuda(cuda):
     cuda.card.is_initialized.return_value = False
     assert accelerator.in_use() == "cpu"
     cuda.card.init.assert_not_called()
@@ -114,7 +117,7 @@ def test_missing_device_names_available_one(cuda):
     assert "use --device cuda, which is here" in refused.value.hint
 
 
-def test_without_a_device_the_build_is_named():
+def test_missing_device_hint_names_torch_build():
     with pytest.raises(TrainpaceError, match="sees no CUDA device") as refused:
         accelerator.check_device("cuda")
     assert (
@@ -123,8 +126,8 @@ def test_without_a_device_the_build_is_named():
     )
 
 
-def test_nvml_is_asked_what_it_knows():
-    """Every query through the real functions' signatures, each with an answer of the type that its documentation gives."""
+def test_nvml_queries_match_documented_signatures():
+    """Every query goes through the real signatures; each answer has the documented type."""
     nvml = create_autospec(pynvml)
     for name in (
         "NVMLError",
@@ -151,13 +154,13 @@ def test_nvml_is_asked_what_it_knows():
     assert (gpu.name, gpu.memory_gib) == ("NVIDIA A100-SXM4-80GB", 80)
     assert (gpu.driver, gpu.cuda, gpu.other_processes, gpu.mig) == ("580.65.06", "13.0", 1, False)
     assert gpu.throttled_by
-    # a name that NVML does not have would be left out in silence
+    # A name that NVML lacks would be skipped silently.
     assert [field for field in gpu.__struct_fields__ if getattr(gpu, field) is None] == []
 
 
 @pytest.fixture
 def mps(monkeypatch):
-    """torch.mps as it is on Apple silicon: it has no is_initialized, no names and no peaks."""
+    """Fake torch.mps of Apple silicon, which has no is_initialized, no device names and no peak memory."""
     module = create_autospec(torch.mps)
     module.current_allocated_memory.return_value = 0
     now = create_autospec(torch.accelerator)
@@ -170,7 +173,7 @@ def mps(monkeypatch):
     return module
 
 
-def test_apple_silicon(mps, monkeypatch):
+def test_mps_device_memory_and_name_are_read(mps, monkeypatch):
     assert accelerator.in_use() == "cpu"  # a script that only imports torch
     mps.current_allocated_memory.return_value = 4096
     assert accelerator.in_use() == "mps"

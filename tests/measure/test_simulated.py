@@ -1,7 +1,7 @@
-"""The real code on a simulated accelerator, which works beside the host as a GPU does: it must find what was planted.
+"""Real measurement code on a simulated accelerator that runs asynchronously like a GPU. It must find the planted values.
 
-Times are compared with lower bounds that were planted and with each other, so a busy machine does not matter.
-`benchmarks/accelerator_faults.py` breaks the code in typical ways, and expects a failure here.
+Times are compared only with planted lower bounds and with each other, so a busy machine does not matter.
+`benchmarks/accelerator_faults.py` breaks the code in typical ways and expects a failure here.
 """
 
 import json
@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 
 def probes(simulated, *requests, work_us="0,0", activation_mib=0, around=(), **settings):
-    """Measure (batch, changed conditions) in one process."""
+    """Measure each (batch, changed conditions) in one process."""
     run = simulated(
         "env",
         *around,
@@ -80,12 +80,12 @@ def probes(simulated, *requests, work_us="0,0", activation_mib=0, around=(), **s
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_device_functions(simulated):
+def test_simulated_device_implements_torch_functions(simulated):
     run = simulated("python", "-c", DEVICE, name="Test card")
     assert run.stdout == "all of it\n", run.stderr
 
 
-def test_planted_times_memory_and_losses(simulated):
+def test_measure_finds_planted_times_memory_and_losses(simulated):
     small, large, accumulated, cpu = probes(
         simulated,
         (8, {}),
@@ -108,8 +108,8 @@ def test_planted_times_memory_and_losses(simulated):
     assert small["losses"][-1] < small["losses"][0]
 
 
-def test_clocks_power_and_energy_of_the_training_card(simulated):
-    """The card is the second of the machine, and its steps have no gaps."""
+def test_clocks_power_and_energy_come_from_training_gpu(simulated):
+    """The training GPU is the second of the machine, and its steps have no gaps."""
     (probe,) = probes(
         simulated,
         (8, {"seconds": 1.0}),
@@ -132,8 +132,8 @@ def test_clocks_power_and_energy_of_the_training_card(simulated):
     assert run["busy_share"] is None or run["busy_share"] > 0.7
 
 
-def test_slow_first_steps_are_warm_up(simulated):
-    """Seven of 68 ms before steps of 28: more than a window of the warm-up."""
+def test_slow_first_steps_count_as_warm_up(simulated):
+    """Seven steps of 68 ms precede steps of 28 ms, more than one window of the warm-up."""
     (probe,) = probes(
         simulated, (8, {"seconds": 1.0}), work_us="1000,2500", around=("SLOW_STEPS=7",)
     )
@@ -141,23 +141,23 @@ def test_slow_first_steps_are_warm_up(simulated):
     assert min(warm[:7]) > 60
     assert statistics.median(timed) < 0.8 * min(warm[:7])
     assert len(warm) + len(timed) == len(probe["losses"])
-    # torch has no profiler for this device
+    # Torch has no profiler for this device.
     assert probe["run"]["busy_share"] is None
 
 
-def test_a_device_that_waits_for_the_host_has_gaps(simulated):
+def test_launch_bound_device_has_low_busy_share(simulated):
     quick, slow = (
         probes(simulated, (8, {}), kernel_us=5, launch_us=us, copy_gb_per_s=1)[0]
         for us in (300, 2100)
     )
-    # a step has at least 15 launches, none of which is hidden behind kernels of 5 us
+    # A step has at least 15 launches; kernels of 5 us hide none of them.
     assert slow["median_ms"] > max(15 * 2.1, 2 * quick["median_ms"])
     assert slow["run"]["launch_ms"] > max(15 * 2.1, 0.3 * slow["median_ms"])
     assert slow["run"]["busy_share"] is None or slow["run"]["busy_share"] < 0.3
     assert slow["run"]["power_w"] is None
 
 
-def test_the_largest_batch_that_fits(simulated):
+def test_until_oom_finds_largest_batch_that_fits(simulated):
     run = simulated(
         "env",
         "ACTIVATION_MIB=8",
@@ -185,7 +185,7 @@ def test_the_largest_batch_that_fits(simulated):
     assert min(f["batch"] for f in analysis["failures"]) == 4
 
 
-def test_a_name_that_torch_does_not_know(simulated):
+def test_unknown_device_name_is_an_error(simulated):
     run = simulated("trainpace", "measure", "planted.py:task", "--device", "simm", "--no-journal")
     assert run.returncode == 2
     assert "unknown device 'simm'" in run.stderr
@@ -199,7 +199,7 @@ def test_a_name_that_torch_does_not_know(simulated):
         ("0,0", (), {"copy_gb_per_s": 0.0001}, "copies to the device"),
     ],
 )
-def test_a_watched_script_shows_its_waiting(simulated, work, arguments, settings, part):
+def test_watch_names_largest_part_of_asynchronous_step(simulated, work, arguments, settings, part):
     script = ("python", "train.py", *arguments)
     watched = simulated(
         "env",
@@ -219,7 +219,7 @@ def test_a_watched_script_shows_its_waiting(simulated, work, arguments, settings
     assert part in largest[1], watched.stdout
 
 
-def test_a_watched_script_has_the_same_loss(simulated):
+def test_watch_does_not_change_losses(simulated):
     plain = simulated("python", "train.py", "pinned")
     watched = simulated(
         "trainpace", "watch", "--output", "recording", "--", "python", "train.py", "pinned"
@@ -229,7 +229,7 @@ def test_a_watched_script_has_the_same_loss(simulated):
 
 
 @pytest.mark.long
-def test_a_ladder_is_climbed(simulated, tmp_path):
+def test_run_measures_ladder_on_simulated_device(simulated, tmp_path):
     (tmp_path / "ladder.toml").write_text(
         """task = "planted.py:task"
         device = "sim"
@@ -261,14 +261,14 @@ def test_a_ladder_is_climbed(simulated, tmp_path):
             r"^(?:baseline|accumulation) +none +([\d.]+) ms", run.stdout, re.MULTILINE
         )
     ]
-    # copies from pageable memory wait for the device, which then waits for the host
+    # Copies from pageable memory wait for the device, which then waits for the host.
     assert len(steps_ms) == 2
     assert min(steps_ms) >= 28
     assert steps_ms[0] == pytest.approx(steps_ms[1], rel=0.3), run.stdout
 
 
 @pytest.mark.long  # the one with a broken driver, which any run tries, sees most of the same
-def test_the_doctor_examines_it(simulated, tmp_path):
+def test_doctor_examines_simulated_device(simulated, tmp_path):
     run = simulated(
         "trainpace",
         "doctor",
@@ -302,7 +302,7 @@ def test_the_doctor_examines_it(simulated, tmp_path):
     assert "held down by its power limit" in (tmp_path / "doctor.html").read_text()
 
 
-def test_the_doctor_with_a_broken_driver_and_a_format_without_kernels(simulated):
+def test_doctor_reports_broken_driver_and_unsupported_precision(simulated):
     run = simulated(
         "trainpace",
         "doctor",
@@ -319,7 +319,7 @@ def test_the_doctor_with_a_broken_driver_and_a_format_without_kernels(simulated)
     assert "fp16" in words
 
 
-def test_a_torch_that_does_not_start(simulated):
+def test_doctor_reports_torch_import_failure(simulated):
     run = simulated("trainpace", "doctor", library="/nowhere.so")
     assert run.returncode == 1, run.stderr
     assert "Failed to load the backend extension: sim" in " ".join(run.stdout.split())

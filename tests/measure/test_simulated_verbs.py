@@ -1,4 +1,4 @@
-"""More verbs on a simulated accelerator: other loops, number formats and streams than a plain step has, and verbs for the CPU beside it."""
+"""More commands on the simulated accelerator: custom loops, precisions and streams, and commands that stay on the CPU."""
 
 import json
 import re
@@ -35,8 +35,8 @@ def measured(simulated, folder, *options, around=(), **settings):
     return json.loads((folder / "measured.json").read_text())[0]
 
 
-def test_the_noise_scale_is_that_of_the_cpu(simulated):
-    """It trains too: with an optimizer that still holds the CPU's parameters, gradients would only grow."""
+def test_noise_scale_matches_cpu(simulated):
+    """The device must also train: with an optimizer on the CPU's parameters, gradients would only grow."""
     scales = [
         answer_of(
             simulated,
@@ -63,7 +63,7 @@ def test_the_noise_scale_is_that_of_the_cpu(simulated):
 
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16", "bf16"])
-def test_number_formats(simulated, tmp_path, precision):
+def test_losses_in_each_precision_match_cpu(simulated, tmp_path, precision):
     options = ("planted.py:task", "--precision", precision, "--seconds", "0ms")
     there = measured(
         simulated,
@@ -81,7 +81,7 @@ def test_number_formats(simulated, tmp_path, precision):
     )  # activations have half the bits
 
 
-def test_a_step_of_several_models(simulated, tmp_path):
+def test_custom_step_of_two_models_matches_planted_times(simulated, tmp_path):
     there = measured(simulated, tmp_path, "several.py:gan", "--device", "sim", "--seconds", "300ms")
     here = measured(simulated, tmp_path, "several.py:gan", "--device", "cpu", "--seconds", "0ms")
     assert there["losses"][:8] == pytest.approx(here["losses"][:8], rel=1e-4)
@@ -90,7 +90,7 @@ def test_a_step_of_several_models(simulated, tmp_path):
     assert there["run"]["settled"] is True
 
 
-def test_a_trial_in_16_bits_with_its_noise_scale(simulated, tmp_path):
+def test_bf16_rung_halves_memory_and_reports_noise_scale(simulated, tmp_path):
     (tmp_path / "ladder.toml").write_text(
         """task = "planted.py:task"
         device = "sim"
@@ -131,7 +131,7 @@ def test_a_trial_in_16_bits_with_its_noise_scale(simulated, tmp_path):
     assert any("noise scale" in line for line in climbed["verdict"])
 
 
-def test_a_diagnosis(simulated):
+def test_diagnose_finds_planted_logging_cause(simulated):
     run = simulated(
         "env",
         "WORK_US=500,1000",
@@ -157,8 +157,8 @@ def test_a_diagnosis(simulated):
     assert waited > 8
 
 
-def test_streams_of_a_watched_script_stay_joined(simulated):
-    """Copies in a stream of their own take 5.8 ms a step, and the steps' stream waits for them before its own 2.4."""
+def test_watch_preserves_stream_synchronization(simulated):
+    """Copies on their own stream take 5.8 ms per step. The step's stream waits for them before its 2.4 ms."""
 
     def step_ms(*arguments):
         run = simulated(
@@ -182,8 +182,8 @@ def test_streams_of_a_watched_script_stay_joined(simulated):
     assert step_ms("hasty") < 7
 
 
-def test_verbs_for_the_cpu_beside_an_accelerator(simulated, tmp_path):
-    """Replicas, sharding and exchanges of `verify`, and the micro-benchmarks of `calibrate`, stay on the CPU."""
+def test_verify_and_calibrate_stay_on_cpu(simulated, tmp_path):
+    """Replicas, sharding and collectives of `verify`, and the micro-benchmarks of `calibrate`, stay on the CPU."""
     equal = answer_of(simulated, "verify", "planted.py:task", "--steps", "2", "--ranks", "2")
     assert equal["equal"] is True
     run = simulated("trainpace", "calibrate", "--seconds", "1s", "--output", "profile.json")

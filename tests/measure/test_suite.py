@@ -8,12 +8,12 @@ from trainpace.measure.suites import BATCHES, CLASSIC, SuiteItem, suite
 from trainpace.workload import specs
 
 
-def test_classic_is_the_zoo():
+def test_classic_suite_holds_all_torch_zoo_models():
     assert set(CLASSIC) == {name for name in specs.MODELS if not name.endswith("_keras")}
     assert [item.spec for item in suite("classic")] == list(CLASSIC)
 
 
-def test_small_holds_models_of_the_zoo():
+def test_small_suite_is_subset_of_classic():
     assert {item.spec for item in suite("small")} < set(CLASSIC)
 
 
@@ -50,7 +50,7 @@ def test_suite_from_toml_file(tmp_path):
         '[[task]]\nmodel = "a"\nsequence_length = 0',
     ],
 )
-def test_mistakes_in_a_file_are_one_sentence(tmp_path, text):
+def test_invalid_suite_file_gives_one_line_error(tmp_path, text):
     file = tmp_path / "my.toml"
     file.write_text(text)
     with pytest.raises(TrainpaceError) as caught:
@@ -58,12 +58,12 @@ def test_mistakes_in_a_file_are_one_sentence(tmp_path, text):
     assert "\n" not in caught.value.message
 
 
-def test_an_unknown_name():
+def test_unknown_suite_name_is_an_error():
     with pytest.raises(UnknownName):
         suite("clasic")
 
 
-def test_a_missing_or_binary_file(tmp_path):
+def test_missing_or_binary_suite_file_is_an_error(tmp_path):
     with pytest.raises(UnreadableInput, match="no such file"):
         suite(str(tmp_path / "none.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
@@ -71,7 +71,7 @@ def test_a_missing_or_binary_file(tmp_path):
         suite(str(tmp_path / "binary.toml"))
 
 
-def test_a_suite_needs_no_torch():
+def test_suites_do_not_import_torch():
     code = "import sys; from trainpace.measure.suites import suite; suite('small'); print('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Which probe comes next, and what a sweep keeps: decided by pure functions, tried here on invented outcomes."""
+"""Sweep logic: pure functions choose the next probe and what to keep, tested on invented outcomes."""
 
 import random
 
@@ -38,7 +38,7 @@ def carried_out(plan, probe, most=500):
     return outcomes
 
 
-def test_lists_are_measured_in_rounds_of_different_order():
+def test_repeats_run_in_rounds_of_different_order():
     plan = SweepPlan(batches=(1, 2, 4, 8, 16, 32), repeats=3)
     order = [o.execution.micro_batch for o in carried_out(plan, measured)]
     rounds = [order[:6], order[6:12], order[12:]]
@@ -47,7 +47,7 @@ def test_lists_are_measured_in_rounds_of_different_order():
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
-def test_the_largest_that_fits_is_found_in_a_few_probes(limit, most):
+def test_largest_batch_search_needs_at_most_30_probes(limit, most):
     worked, out = set(), set()
     probes = 0
     while (batch := next_for_largest(worked, out, most)) is not None:
@@ -62,7 +62,7 @@ def test_the_largest_that_fits_is_found_in_a_few_probes(limit, most):
     assert next_for_largest((), {1}, 100) is None
 
 
-def test_until_oom_and_the_sizes_below():
+def test_until_oom_also_measures_listed_batches_below_limit():
     plan = SweepPlan(batches=(1, 2, 3, 100), until_oom=True, repeats=1)
     outcomes = carried_out(plan, lambda b: measured(b) if b <= 23 else failed(b))
     sizes = {o.execution.micro_batch for o in outcomes}
@@ -75,7 +75,7 @@ def test_until_oom_and_the_sizes_below():
     assert 3 not in {o.execution.micro_batch for o in alone}
 
 
-def test_nothing_above_an_out_of_memory_is_tried_and_nothing_that_failed_again():
+def test_sweep_skips_failed_sizes_and_sizes_above_oom():
     plan = SweepPlan(batches=(8, 16, 32, 64), repeats=2)
     outcomes = carried_out(
         plan, lambda b: failed(b) if b >= 32 else failed(b, "timeout") if b == 16 else measured(b)
@@ -92,7 +92,7 @@ def test_code_that_fails_at_every_size_stops_the_sweep():
         carried_out(
             plan, lambda b: failed(b, "crashed", "the model's code raised ZeroDivisionError")
         )
-    # a batch norm refuses one sample, and no more
+    # Batch norm rejects a single sample only.
     assert (
         len(
             carried_out(
@@ -104,14 +104,14 @@ def test_code_that_fails_at_every_size_stops_the_sweep():
 
 
 def refusing(*sizes, limit=10**6):
-    """A model whose code raises at some sizes, and which runs out of memory above a limit."""
+    """Return a model whose code raises at some batch sizes and runs out of memory above a limit."""
     return lambda b: (
         failed(b, "crashed", "no") if b in sizes else failed(b) if b > limit else measured(b)
     )
 
 
 @given(st.sets(st.integers(1, 30), max_size=3), st.booleans())
-def test_sizes_at_which_the_code_fails_cost_only_themselves(bad, every):
+def test_sweep_continues_past_sizes_that_crash(bad, every):
     plan = SweepPlan(batches=tuple(range(1, 31)), every=every)
     outcomes = carried_out(plan, refusing(*bad))
     measured_at = {o.execution.micro_batch for o in outcomes if not isinstance(o, FailedProbe)}
@@ -122,12 +122,12 @@ def test_sizes_at_which_the_code_fails_cost_only_themselves(bad, every):
     if every:
         assert measured_at == set(plan.batches) - bad
     else:
-        # the ends are looked at, as far as they can be
+        # The ends are probed if possible.
         allowed = sorted(set(plan.batches) - bad)
         assert {allowed[0], allowed[-1]} <= measured_at
 
 
-def test_the_largest_is_found_although_the_code_fails_at_the_smallest():
+def test_largest_batch_is_found_if_smallest_batches_crash():
     plan = SweepPlan(batches=(1000,), until_oom=True, also_batches=False, repeats=1)
     outcomes = carried_out(plan, refusing(1, 2, limit=100))
     a = analyse(outcomes)
@@ -136,11 +136,11 @@ def test_the_largest_is_found_although_the_code_fails_at_the_smallest():
     assert next_for_largest((), {4}, 100, {1, 2}) == 3
     assert next_for_largest((), {4}, 100, {1, 2, 3}) is None
     assert next_for_largest((), (), 3, {1, 2, 3}) is None
-    # above one that worked, a crash counts as the end
+    # A crash above a working size counts as the limit.
     assert next_for_largest({1, 2, 4}, (), 100, {8}) == 6
 
 
-def test_only_long_ranges_are_adaptive():
+def test_only_long_ranges_use_adaptive_search():
     assert not SweepPlan(batches=tuple(range(1, 13))).adaptive
     plan = SweepPlan(batches=tuple(range(1, 71)))
     assert plan.adaptive
@@ -175,7 +175,7 @@ def test_invalid_sweep_plan_is_an_error(wrong):
         SweepPlan(**wrong)
 
 
-def test_an_analysis_says_what_was_measured():
+def test_analysis_summarizes_points_noise_and_failures():
     outcomes = [measured(8, 10.0, 1.5), measured(8, 11.0, 1.75), measured(16, 15.0), failed(64)]
     a = analyse(outcomes)
     assert [p.batch for p in a.points] == [8, 16]
@@ -191,7 +191,7 @@ def test_an_analysis_says_what_was_measured():
 
 
 def test_unresolved_gaps_are_reported():
-    """Jumps after 16, 32, 48 and 64, of which the last ones were not narrowed down."""
+    """Jumps follow 16, 32, 48 and 64; the last ones are not narrowed down."""
 
     def step(b):
         return 20 + 0.4 * b + 0.6 * 16 * -(-b // 16)
@@ -257,8 +257,8 @@ def test_too_noisy_sweep_has_no_best_size():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_verdict_never_calls_a_size_best_above_a_faster_row(seed):
-    """ "batch 32, 604 samples/s, best" stood above a table with 696 at 64."""
+def test_verdict_best_batch_is_fastest_measured_row(seed):
+    """Regression: "batch 32, 604 samples/s, best" stood above a table with 696 samples/s at 64."""
     noise = random.Random(seed)
     spread = noise.choice((0.0, 0.01, 0.05, 0.15))
     sizes = sorted(noise.sample(range(1, 129), noise.randrange(2, 24)))
@@ -277,7 +277,7 @@ def test_the_verdict_never_calls_a_size_best_above_a_faster_row(seed):
         assert f"batch {fastest.batch} measured" in words
 
 
-def test_tokens_a_second_are_shown_where_samples_are_sequences(capsys):
+def test_sequence_models_show_tokens_per_second(capsys):
     for length, shown in ((128, "1,024 tokens/s), of 128 tokens per sample"), (None, "")):
         outcomes = [replace(measured(8, 1000.0), sequence_length=length)]
         answer = MeasuredSweep(

@@ -1,4 +1,4 @@
-"""The ranking: every shape, one global batch, the fastest that fits, and what binds where nothing does."""
+"""The ranking of offers: one global batch, the fastest execution that fits, and the binding limit if none does."""
 
 import math
 
@@ -48,7 +48,7 @@ T4, A100, JOINED = (
 )
 
 
-def test_the_job_is_steps_times_the_forecast_of_a_step():
+def test_match_time_is_steps_times_forecast_step_time():
     (match,) = ranked([T4]).matches
     alone = forecast(workload(), match.forecast.execution, Cluster(device=find_device("T4")))
     assert match.time.steps == 2 * math.ceil(100_000 / 64)
@@ -57,7 +57,7 @@ def test_the_job_is_steps_times_the_forecast_of_a_step():
     assert match.usd.low <= match.mean_usd <= match.usd.high
 
 
-def test_each_server_has_its_own_host():
+def test_match_uses_host_of_each_server():
     quick, slow = (
         offer("quick", "A100", host="Core i9-13900K"),
         offer("slow", "A100", host="EPYC 7551"),
@@ -74,13 +74,13 @@ def test_each_server_has_its_own_host():
     ]
 
 
-def test_every_way_trains_at_the_same_global_batch():
+def test_all_matches_train_at_the_same_global_batch():
     ranking = ranked([T4, A100, JOINED])
     assert {m.forecast.execution.global_batch for m in ranking.matches} == {64}
     assert sorted(m.nodes for m in ranking.matches) == [1, 1, 1, 2, 4]
 
 
-def test_a_workload_of_one_batch_is_accumulated_to_its_multiples_and_to_no_other():
+def test_workload_traced_at_one_batch_is_accumulated_to_multiples():
     only = replace(workload(), traced_batches=(16,))
     (found,) = rank(only, [T4], {"T4": find_device("T4")}, JOB, "usd").matches
     assert (found.forecast.execution.micro_batch, found.forecast.execution.accumulation) == (16, 4)
@@ -88,7 +88,7 @@ def test_a_workload_of_one_batch_is_accumulated_to_its_multiples_and_to_no_other
         rank(replace(only, traced_batches=(7,)), [T4], {"T4": find_device("T4")}, JOB, "usd")
 
 
-def test_each_card_takes_the_fastest_precision_that_it_has():
+def test_match_uses_fastest_supported_precision():
     assert ranked([T4]).matches[0].forecast.execution.precision == "amp_fp16"
     both = ranked([A100], replace(JOB, precisions=("fp32", "amp_bf16"))).matches
     assert [m.forecast.execution.precision for m in both] == ["amp_bf16"]
@@ -97,7 +97,7 @@ def test_each_card_takes_the_fastest_precision_that_it_has():
     assert only.rejected[0].binding == "device"
 
 
-def test_without_a_format_each_card_computes_as_torch_does_there():
+def test_match_defaults_to_torch_precision_of_each_card():
     found = {
         m.offer.device: m.forecast.execution.precision
         for m in ranked([T4, A100], replace(JOB, precisions=())).matches
@@ -105,7 +105,7 @@ def test_without_a_format_each_card_computes_as_torch_does_there():
     assert found == {"T4": "fp32", "A100": "torch_fp32"}
 
 
-def test_no_other_micro_batch_is_faster():
+def test_match_uses_fastest_micro_batch():
     (match,) = ranked([A100]).matches
     chosen = match.forecast.execution
     for micro in divisors(64):
@@ -121,7 +121,7 @@ WAYS = [(0, None), (1, None), (3, None), (3, 8)]
 
 @pytest.mark.parametrize("network_gb_per_s", [1.0, 50.0])
 @pytest.mark.parametrize("gib", [0.5, 30.0, 60.0])
-def test_no_other_way_that_fits_is_faster_by_more_than_nearly(gib, network_gb_per_s):
+def test_match_is_within_tolerance_of_fastest_sharding(gib, network_gb_per_s):
     device = find_device("A100 SXM 80GB")
     model = heavy(gib * 2.0**30)
     servers = [offer("8", device.name, 8, network_gb_per_s=network_gb_per_s)]
@@ -156,7 +156,7 @@ def test_no_other_way_that_fits_is_faster_by_more_than_nearly(gib, network_gb_pe
             assert all(f.step.total_ms > fastest * (1 + NEARLY) for f in simpler)
 
 
-def test_by_hours_and_by_dollars():
+def test_matches_are_sorted_by_hours_or_dollars():
     by_usd, by_hours = (
         ranked([T4, A100, JOINED]).matches,
         ranked([T4, A100, JOINED], by="hours").matches,
@@ -165,7 +165,7 @@ def test_by_hours_and_by_dollars():
     assert [m.mean_hours for m in by_hours] == sorted(m.mean_hours for m in by_hours)
 
 
-def test_the_front_is_what_nothing_beats_in_both():
+def test_front_contains_exactly_the_undominated_matches():
     matches = ranked(
         [T4, A100, JOINED, offer("dear", "T4", price=5.0)], replace(JOB, spot=True)
     ).matches
@@ -179,7 +179,7 @@ def test_the_front_is_what_nothing_beats_in_both():
         assert m.on_front != beaten
 
 
-def test_spot_costs_less_an_hour_and_more_hours():
+def test_spot_match_takes_more_hours():
     job = replace(
         JOB, spot=True, conditions=JobConditions(preemption_mean_h=0.5, device_mtbf_h=None)
     )
@@ -188,7 +188,7 @@ def test_spot_costs_less_an_hour_and_more_hours():
     assert spot.mean_hours > usual.mean_hours
 
 
-def test_a_deadline_and_a_budget_leave_out_and_say_by_how_much():
+def test_missed_deadline_and_budget_are_reported():
     free = ranked([T4, A100])
     slow = max(m.mean_hours for m in free.matches)
     some = ranked([T4, A100], replace(JOB, deadline_s=3600 * slow * 0.99))
@@ -217,7 +217,7 @@ def heavy(bytes_of_states):
     return replace(one, forms=forms)
 
 
-def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
+def test_states_too_large_for_one_card_are_sharded_or_rejected():
     devices = {"A100 SXM 80GB": find_device("A100 SXM 80GB")}
     alone, eight = offer("1", "A100 SXM 80GB"), offer("8", "A100 SXM 80GB", 8)
     ranking = rank(heavy(100 * 2.0**30), [alone, eight], devices, JOB)
@@ -231,7 +231,7 @@ def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
     assert nearest(none, JOB)[2].offer.instance_type == "8"
 
 
-def test_parameters_are_sharded_where_states_alone_do_not_suffice():
+def test_parameters_are_sharded_if_sharding_states_is_not_enough():
     job = replace(JOB, precisions=("bf16",))
 
     def stage_on(gib):
@@ -246,7 +246,7 @@ def test_parameters_are_sharded_where_states_alone_do_not_suffice():
     assert stages[-1] is None
 
 
-def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
+def test_sharded_16_bit_checkpoint_contains_fp32_states():
     def written_s(states, **changes):
         (found,) = rank(
             heavy(states),
@@ -262,13 +262,13 @@ def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
     assert large_s == pytest.approx(200.0)
 
 
-def test_a_global_batch_that_does_not_divide():
+def test_indivisible_global_batch_is_rejected():
     ranking = ranked([offer("3", "T4", 3), T4])
     assert [m.offer.instance_type for m in ranking.matches] == ["t4"]
     assert ranking.rejected[0].binding == "batch"
 
 
-def test_data_leave_another_cloud_for_money_and_take_time():
+def test_data_from_another_cloud_adds_egress_cost_and_transfer_time():
     job = replace(
         JOB, data_from="aws", conditions=replace(QUIET, data_gb=100.0, download_gb_per_s=0.1)
     )
@@ -280,13 +280,13 @@ def test_data_leave_another_cloud_for_money_and_take_time():
     assert home.time.transfer_s == pytest.approx(100.0)
 
 
-def test_electricity_is_paid_on_top():
+def test_electricity_is_added_to_cost():
     own = replace(T4, price_usd_per_hour=0.0, electricity_usd_per_kwh=0.3)
     (match,) = ranked([own]).matches
     assert match.mean_usd == pytest.approx(0.3 * match.time.kwh)
 
 
-def test_a_job_that_never_ends_is_no_match():
+def test_job_that_never_ends_is_not_matched():
     job = replace(
         JOB,
         spot=True,
@@ -295,7 +295,7 @@ def test_a_job_that_never_ends_is_no_match():
     assert {m.spot for m in ranked([A100], job).matches} == {False}
 
 
-def test_misuse():
+def test_invalid_job_and_untraced_precision_are_rejected():
     with pytest.raises(TrainpaceError, match="global_batch"):
         replace(JOB, global_batch=0)
     with pytest.raises(TrainpaceError, match="traced for"):

@@ -1,4 +1,4 @@
-"""Offers: the snapshot, a user's machines, a refresh through a stand-in for gpuhunt."""
+"""Offers from the snapshot, from a user's machines, and from a mocked gpuhunt."""
 
 import datetime
 import sys
@@ -24,14 +24,14 @@ from trainpace.verbs.match import chosen_offers
 TODAY = datetime.date(2026, 11, 21)
 
 
-def test_every_offer_has_a_source_and_a_device_of_the_catalogue():
+def test_every_offer_has_source_and_known_device():
     for offer in snapshot():
         assert find_device(offer.device).name == offer.device
         assert "@" in offer.source, offer
         assert offer.price_usd_per_hour > 0
 
 
-def test_no_offer_is_there_twice_and_spot_is_cheaper():
+def test_offers_are_unique_and_spot_is_cheaper():
     keys = [(o.provider, o.instance_type, o.region) for o in snapshot()]
     assert len(keys) == len(set(keys))
     assert all(
@@ -41,13 +41,13 @@ def test_no_offer_is_there_twice_and_spot_is_cheaper():
     )
 
 
-def test_no_hour_is_cheaper_than_its_electricity():
+def test_no_offer_is_cheaper_than_its_electricity():
     for offer in snapshot():
         watts = find_device(offer.device).tdp_w.value
         assert offer.price_usd_per_hour / offer.count > watts / 1e3 * 0.04, offer
 
 
-def test_networks_belong_to_servers_that_are_offered():
+def test_node_networks_belong_to_offered_servers():
     offered = {(o.provider, o.instance_type) for o in snapshot()}
     assert set(node_networks()) <= offered
     p4d = next(o for o in snapshot() if o.instance_type == "p4d.24xlarge")
@@ -55,7 +55,7 @@ def test_networks_belong_to_servers_that_are_offered():
     assert next(o for o in snapshot() if o.provider == "vast").network_gb_per_s is None
 
 
-def test_hosts_are_in_the_catalogue_and_belong_to_servers_that_are_offered():
+def test_server_hosts_are_known_and_belong_to_offered_servers():
     offered = [(o.provider, o.instance_type) for o in snapshot()]
     for family in _server_hosts():
         assert find_host(family["cpu"]).name == family["cpu"]
@@ -70,17 +70,17 @@ def test_hosts_are_in_the_catalogue_and_belong_to_servers_that_are_offered():
     assert not next(o for o in snapshot() if o.provider == "runpod").host
 
 
-def test_cards_that_come_in_two_forms_are_told_apart():
+def test_pcie_and_sxm_variants_are_distinguished():
     devices = {o.instance_type: o.device for o in snapshot()}
     assert devices["Standard_NC24ads_A100_v4"] == "A100 PCIe 80GB"
     assert devices["Standard_ND96amsr_A100_v4"] == "A100 SXM 80GB"
 
 
-def test_a_snapshot_survives_being_written():
+def test_snapshot_survives_write_and_read():
     assert read_offers(write_offers(snapshot()), "again") == snapshot()
 
 
-def test_a_machine_of_ones_own_names_its_host():
+def test_own_machine_can_name_its_host():
     (named,) = parse_machines(
         '[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "7742"\n', "mine.toml"
     )
@@ -89,7 +89,7 @@ def test_a_machine_of_ones_own_names_its_host():
         parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "fast"\n', "mine.toml")
 
 
-def test_prices_are_stale_after_90_days_or_without_a_date():
+def test_prices_without_date_or_older_than_90_days_are_stale():
     offer = Offer(provider="x", instance_type="y", device="T4", count=1, price_usd_per_hour=1.0)
     assert is_stale(offer, TODAY)
     assert not is_stale(replace(offer, as_of="2026-10-01"), TODAY)
@@ -105,7 +105,7 @@ def test_prices_are_stale_after_90_days_or_without_a_date():
         "a,x,,T4,1,,,,1,,s,soon",
     ],
 )
-def test_a_damaged_list_names_its_line(line):
+def test_damaged_offer_list_error_names_line(line):
     header = write_offers(()).strip()
     with pytest.raises(TrainpaceError, match="mine, line 2"):
         read_offers(f"{header}\n{line}\n", "mine")
@@ -124,7 +124,7 @@ electricity_usd_per_kwh = 0.30
 """
 
 
-def test_bought_machines_cost_their_share_of_the_years():
+def test_bought_machine_price_is_spread_over_years():
     (lab,) = parse_machines(MACHINES, "mine.toml")
     assert lab.price_usd_per_hour == pytest.approx(12000 / (4 * 8766))
     assert (lab.provider, lab.network_gb_per_s, lab.most_nodes) == ("own", 1.25, 2)
@@ -164,7 +164,7 @@ def test_idle_machines_have_a_note_with_their_cost():
             parse_machines(text.replace("idle_watts = 60\n", "") + wrong, "mine.toml")
 
 
-def test_a_machine_in_short_words():
+def test_minimal_machine_file_is_read():
     text = '[[machine]]\nname = "a"\ndevice = "T4"\nprice = 2\nnodes = 2\nnetwork_gb_per_s = 0.125'
     (one,) = parse_machines(text, "mine.toml")
     assert (one.price_usd_per_hour, one.network_gb_per_s) == (2.0, 0.125)
@@ -188,7 +188,7 @@ def item(**fields):
     return types.SimpleNamespace(**usual | fields)
 
 
-def test_gpuhunts_items_become_offers():
+def test_gpuhunt_items_become_offers():
     items = [
         item(),
         item(spot=True, price=8.0),
@@ -206,7 +206,7 @@ def test_gpuhunts_items_become_offers():
     assert unknown == {"Z9000": 1, "A100": 1}
 
 
-def test_a_refresh_without_gpuhunt_or_a_network_says_so(monkeypatch):
+def test_refresh_without_gpuhunt_or_network_fails_with_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     with pytest.raises(TrainpaceError, match="pip install"):
         refreshed(TODAY)
@@ -225,13 +225,13 @@ def test_a_refresh_without_gpuhunt_or_a_network_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        ("P100", {"P100 PCIe", "P100 SXM2"}),  # Google has the one, Oracle the other
+        ("P100", {"P100 PCIe", "P100 SXM2"}),  # Google offers PCIe, Oracle offers SXM2
         ("P100 SXM2", {"P100 SXM2"}),
         ("tesla p100", {"P100 PCIe", "P100 SXM2"}),
         ("T4", {"T4"}),
         ("RTX 3090", {"RTX 3090"}),
     ],
 )
-def test_a_family_is_every_form_of_its_card(name, devices):
+def test_gpu_family_selects_all_variants(name, devices):
     offers, _ = chosen_offers(snapshot(), (), (), (name,), ())
     assert {offer.device for offer in offers} == devices

@@ -1,4 +1,4 @@
-"""The three servers that somebody who pays asks for."""
+"""The cheapest, knee and fastest servers of a ranking."""
 
 import math
 
@@ -10,7 +10,7 @@ from trainpace.core.hardware import find_device
 from trainpace.core.outcome import Interval
 from trainpace.job import Schedule
 from trainpace.offers import Job, Offer, picks, rank
-from trainpace.offers.trade_off import knee
+from trainpace.offers.match import knee
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def server(one, hours, usd, spread=1.0, on_front=True):
     return replace(one, time=time, hours=interval, on_front=on_front)
 
 
-def test_cheapest_knee_and_fastest(one):
+def test_picks_are_cheapest_knee_and_fastest(one):
     slow, middle, quick = server(one, 10.0, 4.0), server(one, 2.0, 8.0), server(one, 1.0, 100.0)
     beaten = server(one, 11.0, 200.0, on_front=False)
     found = picks([slow, beaten, quick, middle])
@@ -47,22 +47,22 @@ def test_cheapest_knee_and_fastest(one):
     assert [pick.as_fast for pick in found] == [None] * 3
 
 
-def test_one_server_is_both(one):
+def test_single_server_is_picked_once(one):
     only = server(one, 3.0, 5.0)
     assert [(pick.name, pick.hour_less_usd) for pick in picks([only])] == [("cheapest", None)]
     assert picks([]) == ()
     assert picks([server(one, math.inf, math.inf)]) == ()
 
 
-def test_a_straight_front_has_no_knee(one):
-    """Twice the money for half the time, all along."""
+def test_front_with_constant_cost_has_no_knee(one):
+    """Each halving of the time doubles the price."""
     straight = [server(one, hours, 8.0 / hours) for hours in (1.0, 2.0, 4.0, 8.0)]
     assert knee(straight) is None
     assert [pick.name for pick in picks(straight)] == ["cheapest", "fastest"]
     assert knee(straight[:2]) is None
 
 
-def test_a_cheaper_server_that_forecasts_cannot_tell_from_the_fastest_is_named(one):
+def test_cheaper_server_within_forecast_error_of_fastest_is_named(one):
     slow, near, quick = (
         server(one, 10.0, 4.0),
         server(one, 1.1, 50.0, spread=1.3),

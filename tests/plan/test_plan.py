@@ -1,4 +1,4 @@
-"""The plan's promises, on a small model and clusters of many kinds."""
+"""Invariants of a plan, on a small model and many kinds of clusters."""
 
 import math
 
@@ -79,7 +79,7 @@ def start_on(s: Problem, micro_batch=8, **changes) -> Execution:
 
 @settings(max_examples=6)
 @given(PROBLEMS, BATCHES, st.sampled_from([WAITING, WAITING[:1]]))
-def test_promises(s, micro_batch, data):
+def test_plan_is_consistent_with_its_search(s, micro_batch, data):
     start = start_on(s, micro_batch)
     plan = plan_changes(s, start, data)
     found = search(s, start, executions_on(s.cluster, MODEL, start, SearchSpace()), data)
@@ -90,7 +90,7 @@ def test_promises(s, micro_batch, data):
     best = plan.best.choice
     evaluator = Evaluator(s, start)
     assert evaluator.fits(best)
-    # no choice that fits, forecast one by one, is faster than the best by more than what is told apart
+    # no single forecast that fits is faster than the best by more than the forecast error
     for row in range(0, len(found.grid), 31):
         execution = found.grid.execution(row)
         assert execution.global_batch == start.global_batch
@@ -106,7 +106,7 @@ def test_promises(s, micro_batch, data):
     assert plan.because
     for maybe in plan.maybe:
         assert 0 < maybe.saved_s <= maybe.told_apart * plan.best.job_s
-    # the ladder: every rung runs with the same global batch, and the savings add up
+    # every intermediate step fits and keeps the global batch, and the savings add up
     for change in plan.changes:
         rung = Choice(execution=change.execution, data=change.data)
         assert evaluator.fits(rung)
@@ -130,8 +130,8 @@ def test_promises(s, micro_batch, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "memory_gib"), [(1, None), (2, 1.6)])
-def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
-    """The best of a search over ep and all else is that of its executions forecast one by one."""
+def test_search_includes_expert_parallelism(nodes, memory_gib):
+    """The best result of a search that includes ep equals the best of single forecasts."""
     experts = trace_task(language_task(), ("half",), Variant(optimizer="adamw"))
     s = setting("H100", gpus=4, nodes=nodes, network=25.0, memory_gib=memory_gib)._replace(
         workload=experts
@@ -152,7 +152,7 @@ def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
     assert found.job_s[found.best()] <= min(alone)
 
 
-def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat():
+def test_recommendation_is_simplest_of_indistinguishably_fast_choices():
     s = setting(gpus=2)
     start = start_on(s)
     found = search(s, start, executions_on(s.cluster, MODEL, start, SearchSpace()), WAITING)
@@ -160,7 +160,7 @@ def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat()
     assert found.as_fast_as(found.best())[chosen]
 
     def beaten(index):
-        """Whether any choice is faster than this one by more than forecasts of the two are told apart."""
+        """Return True if another choice is faster by more than the forecast error of the difference."""
         apart = found.resolutions(index)
         return bool(
             (
@@ -175,8 +175,8 @@ def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat()
     assert all(beaten(tuple(index)) for index in simpler[:: max(1, len(simpler) // 40)])
 
 
-def test_what_saves_less_than_is_told_apart_is_a_maybe():
-    """A loader that is a twentieth faster is no change to make, and half as fast is."""
+def test_savings_within_forecast_error_are_listed_as_maybe():
+    """A loader that is 5 % faster is listed as a maybe; one that is twice as fast is a change."""
     s = setting()
     start = start_on(s, micro_batch=256, precision="amp_bf16")
     only_data = SearchSpace(keep=tuple(name for name in SETTING_NAMES if name != "data"))
@@ -209,7 +209,7 @@ def test_what_saves_less_than_is_told_apart_is_a_maybe():
         ({"precision": "amp_bf16"}, {"precision": "amp_fp16"}),
     ],
 )
-def test_the_order_of_simplicity(simple, less_simple):
+def test_simpler_changes_have_fewer_points(simple, less_simple):
     start = Execution(nproc_per_node=2, precision="fp32")
     grid = Grid.of([start, replace(start, **simple), replace(start, **less_simple)])
     unmoved, first, second = points(grid, start, np.zeros(3), 80.0)
@@ -217,7 +217,7 @@ def test_the_order_of_simplicity(simple, less_simple):
     assert first < second
 
 
-def test_a_choice_that_fills_the_memory_is_not_simple():
+def test_nearly_full_memory_adds_points():
     start = Execution(nproc_per_node=2)
     grid = Grid.of([start, replace(start, zero_stage=1), replace(start, zero_stage=1)])
     unmoved, roomy, tight = points(grid, start, np.array([79.0, 40.0, 79.0]), 80.0)
@@ -225,7 +225,7 @@ def test_a_choice_that_fills_the_memory_is_not_simple():
     assert tight > roomy
 
 
-def test_the_reason_names_what_an_expert_would_name():
+def test_plan_explains_its_choice():
     small = plan_changes(setting("A100", gpus=4), start_on(setting("A100", gpus=4)))
     assert small.best.choice.execution.zero_stage == 0
     for said in ("4 x A100 SXM 40GB with NVLink", "plain DDP", "gradients"):
@@ -234,7 +234,7 @@ def test_the_reason_names_what_an_expert_would_name():
     assert "nothing to divide" in alone.because
 
 
-def test_changes_are_counted_as_they_are_named():
+def test_change_count_equals_named_changes():
     s = setting(gpus=4, nodes=2, network=1.0)
     start = start_on(s)
     found = search(
@@ -249,7 +249,7 @@ def test_changes_are_counted_as_they_are_named():
             assert found.changes[row, path] == len(differing(now, found.choice((row, path))))
 
 
-def test_a_start_that_does_not_fit_is_made_to_fit_first():
+def test_first_change_makes_start_fit_in_memory():
     s = setting(memory_gib=2.5)
     start = start_on(s, micro_batch=1024)
     plan = plan_changes(s, start)
@@ -259,7 +259,7 @@ def test_a_start_that_does_not_fit_is_made_to_fit_first():
     assert plan.changes[0].execution.micro_batch < 1024
 
 
-def test_nothing_fits_says_by_how_much():
+def test_plan_reports_missing_memory_if_nothing_fits():
     s = setting(memory_gib=0.45)
     plan = plan_changes(s, start_on(s))
     assert plan.best is None
@@ -274,7 +274,7 @@ def test_nothing_fits_says_by_how_much():
     assert "GiB would do" in plan.nearest or "it would fit" in plan.nearest
 
 
-def test_a_slow_network_is_left():
+def test_plan_avoids_slow_network():
     s = setting(gpus=2, nodes=2, network=0.01)
     plan = plan_changes(s, start_on(s))
     assert plan.best.choice.execution.nnodes == 1
@@ -284,15 +284,15 @@ def test_a_slow_network_is_left():
     assert plan.changes[0].effort == "infrastructure"
 
 
-def test_accumulation_gains_nothing_on_one_gpu():
-    # of larger products the card keeps a few per cent less of its rate, as measured ones do
+def test_accumulation_is_rejected_on_one_gpu():
+    # larger matmuls reach a few percent less of the peak rate, as measured ones do
     plan = plan_changes(setting(), start_on(setting(), micro_batch=2))
     (said,) = [r for r in plan.rejected if r.title == "accumulation"]
     assert "on one GPU" in said.why
     assert said.lost_s >= 0
 
 
-def test_needless_sharding_says_what_the_states_take():
+def test_sharding_setting_is_kept_and_rejected_sharding_listed():
     s = setting(gpus=2)
     plan = plan_changes(s, start_on(s), space=SearchSpace(keep=("sharding",)))
     assert not [r for r in plan.rejected if "ZeRO" in r.title]
@@ -306,7 +306,7 @@ def test_needless_sharding_says_what_the_states_take():
 
 
 @pytest.mark.parametrize("knob", SETTING_NAMES)
-def test_what_is_kept_stays(knob):
+def test_kept_setting_is_not_changed(knob):
     s = setting(gpus=2, nodes=2, network=1.0)
     start = start_on(s)
     plan = plan_changes(
@@ -321,7 +321,7 @@ def test_search_space_rejects_unknown_setting():
         SearchSpace(keep=("precisions",))
 
 
-def test_global_batch_changes_only_where_allowed():
+def test_global_batch_changes_only_if_allowed():
     s = setting()
     start = start_on(s, micro_batch=1)
     free = plan_changes(s, start, space=SearchSpace(allow_global_batch=True))
@@ -336,7 +336,7 @@ def test_global_batch_changes_only_where_allowed():
     assert total_steps(same_work(there, larger, start), larger) == 125
 
 
-def test_with_a_noise_scale_the_job_ends_at_the_same_loss():
+def test_noise_scale_scales_steps_to_the_same_loss():
     s = setting()
     start = start_on(s, micro_batch=1)
     larger = replace(start, micro_batch=8)
@@ -353,11 +353,11 @@ def test_with_a_noise_scale_the_job_ends_at_the_same_loss():
         ).best.choice.execution.global_batch
         for scale in (1e-3, 1e6)
     ]
-    assert batches[0] == 1  # more samples a step would buy nothing
+    assert batches[0] == 1  # more samples per step would not help
     assert batches[1] > 1
 
 
-def test_precision_goes_down_only_as_allowed():
+def test_precision_is_lowered_only_if_allowed():
     s = setting("H100")
     for precision in ("fp32", "amp_bf16", "bf16"):
         plan = plan_changes(s, start_on(s, precision=precision))
@@ -371,19 +371,19 @@ def test_precision_goes_down_only_as_allowed():
     assert [c.risk for c in free.changes if "fp8" in c.title] == ["medium"]
 
 
-def test_data_becomes_a_change_when_it_is_waited_for():
+def test_data_path_changes_if_steps_wait_for_data():
     s = setting()
     plan = plan_changes(s, start_on(s), WAITING)
     assert plan.best.choice.data.precomputed
     slow = [c for c in plan.changes if "prepared offline" in c.title]
     assert len(slow) == 1
     assert slow[0].effort == "code change"
-    # at the end a step is at least as long as its data takes, and the wait is in the start's time
+    # a step takes at least as long as loading its data, before and after the change
     assert plan.now.step_ms >= 8 * 8.0
     assert plan.best.step_ms >= 8 * 0.01
 
 
-def test_one_change_is_one_step():
+def test_single_change_gives_single_step():
     s = setting(memory_gib=1.5)
     start = start_on(s, micro_batch=8)
     assert (
@@ -398,7 +398,7 @@ def test_one_change_is_one_step():
     assert [r.title for r in rungs] == ["torch.compile"]
 
 
-def test_a_job_of_seconds_is_not_told_to_compile():
+def test_compile_is_recommended_only_for_long_jobs():
     def compiles(samples):
         s = setting(schedule=Schedule(samples=samples, epochs=1))._replace(
             workload=load_workload("resnet18", ("amp",))
@@ -411,14 +411,14 @@ def test_a_job_of_seconds_is_not_told_to_compile():
     assert compiles(800_000_000)
 
 
-def test_a_global_batch_that_no_part_can_share():
+def test_search_excludes_gpu_counts_that_do_not_divide_batch():
     s = setting(gpus=4)
     start = Execution(micro_batch=3, nproc_per_node=2, optimizer="sgd_momentum")
     shapes = executions_on(s.cluster, MODEL, start, SearchSpace()).nproc_per_node
     assert set(shapes.tolist()) == {1, 2}  # 6 samples cannot be divided by 4
 
 
-def test_price_gives_a_front():
+def test_price_gives_pareto_front():
     s = setting(gpus=4, price=2.0)
     plan = plan_changes(s, start_on(s, micro_batch=64))
     times = [p.job_s for p in plan.pareto]
@@ -429,8 +429,8 @@ def test_price_gives_a_front():
         assert math.isfinite(p.job_s)
 
 
-def test_a_rung_never_needs_what_comes_later():
-    """Offloading needs sharding first, and asynchronous tensor parallelism compiled code."""
+def test_legal_executions_include_required_settings():
+    """Offloading requires sharding, and asynchronous tensor parallelism requires torch.compile."""
     start = start_on(setting(gpus=2))
     assert is_legal(start, start)
     assert not is_legal(replace(start, offload_optimizer=True), start)
@@ -440,7 +440,7 @@ def test_a_rung_never_needs_what_comes_later():
     assert is_legal(replace(asynchronous, compile=True), start)
 
 
-def test_memory_formats_are_compared():
+def test_plan_compares_memory_formats():
     s = setting()._replace(workload=load_workload("resnet18", ("amp",)))
     plan = plan_changes(
         s, start_on(s, 64, precision="amp_bf16"), space=SearchSpace(keep=("compile",))

@@ -1,4 +1,4 @@
-"""The PyTorch that stands beside a change: every line runs, on a small model on the CPU."""
+"""PyTorch snippets of a plan run on a small model on the CPU."""
 
 import ast
 import functools
@@ -64,7 +64,7 @@ OFFLOADED = code(
     replace(EIGHT, zero_stage=3, offload_optimizer=True, offload_parameters=True),
 )
 NEVER_RUN = (OFFLOADED, code(START, replace(START, precision="fp8")))
-"""CPUOffloadPolicy wants an accelerator, and torchao is not installed: compiled, not run."""
+"""Snippets that are only compiled: CPUOffloadPolicy needs an accelerator, and torchao is not installed."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def one_process(tmp_path_factory):
 
 @pytest.fixture
 def names(monkeypatch, tmp_path):
-    """What a training loop has; torch.compile without a C++ compiler, shards that are the samples as they were."""
+    """Names of a training loop for the snippets. torch.compile needs no C++ compiler, and shards are the original samples."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr(
         "trainpace.shards.ShardDataset", lambda folder, transform: dataset, raising=False
@@ -109,12 +109,12 @@ def names(monkeypatch, tmp_path):
 
 @pytest.mark.filterwarnings(
     "ignore:.*pin_memory", "ignore::DeprecationWarning"
-)  # no card here; torch's own import
+)  # pin_memory without a GPU; a deprecation inside torch
 @pytest.mark.parametrize("case", CASES)
-def test_the_lines_run(case, names, one_process):
+def test_snippets_run_on_cpu(case, names, one_process):
     text = (
         CASES[case].replace('"cuda"', '"cpu"').replace("(2, 4)", "(1, 1)")
-    )  # the mesh of one process
+    )  # a mesh of one process
     exec(compile(text, case, "exec"), names)
     loss = names["loss_fn"](names["model"](names["inputs"]).float(), names["targets"])
     loss.backward()
@@ -125,11 +125,11 @@ def test_the_lines_run(case, names, one_process):
 
 
 @pytest.mark.parametrize("text", NEVER_RUN)
-def test_what_cannot_run_here_is_python(text):
+def test_unrunnable_snippets_are_valid_python(text):
     ast.parse(text)
 
 
-def test_every_knob_has_lines():
+def test_every_setting_has_a_snippet():
     said = "\n".join((*CASES.values(), *NEVER_RUN))
     for words in (
         "autocast",
@@ -147,10 +147,10 @@ def test_every_knob_has_lines():
         assert words in said
 
 
-def test_numbers_are_the_plans():
+def test_snippet_numbers_match_the_plan():
     assert "batch_size=2," in CASES["accumulation"]
     assert "/ 2" in CASES["accumulation"]
     assert "accumulat" not in CASES["micro-batch"]
-    assert "batch_size=4" in CASES["GPUs"]  # eight processes took over the accumulation
+    assert "batch_size=4" in CASES["GPUs"]  # eight processes replace the accumulation
     assert "reshard_after_forward=False" in CASES["ZeRO-2"]
     assert "mesh=mesh" in CASES["hybrid"]

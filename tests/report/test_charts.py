@@ -1,4 +1,4 @@
-"""What a picture shows, before anything is drawn: values are those of the answer, and parts add up."""
+"""Chart data before drawing: values equal those of the answer, and parts add up."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ def chart(*series, **more):
     return Chart(title="t", finding="f", x=AXIS, y=AXIS, series=series, **more)
 
 
-def test_a_chart_survives_json():
+def test_chart_round_trips_through_json():
     one = chart(
         Series(name="s", kind="line", tone="measured", x=(1.0, 2.0), y=(3.0, None)),
         marks=(Mark(axis="point", at=1, y=2, text="here", tone="best"),),
@@ -65,12 +65,12 @@ def test_a_chart_survives_json():
         {"x": (1.0,), "y": (math.nan,)},
     ],
 )
-def test_a_series_checks_itself(wrong):
+def test_series_rejects_invalid_values(wrong):
     with pytest.raises(AssertionError):
         Series(**{"name": "s", "kind": "line", "tone": "measured", **wrong})
 
 
-def test_a_forecast_sweep_shows_the_forecasts():
+def test_forecast_sweep_chart_shows_forecasts_and_intervals():
     one = asked(workload(), batches=range(1, 41))
     made = forecast_sweep(one.rows, jumps(one))
     (line,) = made.series
@@ -81,7 +81,7 @@ def test_a_forecast_sweep_shows_the_forecasts():
     assert forecast_sweep(one.rows[:2], {}) is None
 
 
-def test_the_end_of_memory_is_marked():
+def test_memory_limit_is_marked_in_sweep_chart():
     one = asked(workload(), batches=(1, 10, 1000, 10_000))
     largest = one.rows[0].largest_micro_batch
     assert largest < 10_000
@@ -89,7 +89,7 @@ def test_the_end_of_memory_is_marked():
     assert [m.at for m in made.marks if m.tone == "limit"] == [largest + 0.5]
 
 
-def test_a_measured_sweep_names_its_jump():
+def test_measured_sweep_chart_names_its_jump():
     a = analyse(measured())
     made = measured_sweep(a, {})
     points = made.series[-1]
@@ -102,7 +102,7 @@ def test_a_measured_sweep_names_its_jump():
     assert "jumps after batch 16" in made.finding
 
 
-def test_a_wide_band_does_not_flatten_the_curve():
+def test_wide_interval_does_not_flatten_curve():
     one = asked(workload(), batches=range(1, 5))
     wide = [
         replace(
@@ -115,7 +115,7 @@ def test_a_wide_band_does_not_flatten_the_curve():
     assert forecast_sweep(one.rows, {}).y.high is None
 
 
-def test_parts_of_a_step_add_up():
+def test_step_breakdown_segments_sum_to_step():
     one = asked(workload(), batches=(8, 64))
     made = step_breakdown(
         [Timed("", str(i), f.step, f.step_time_interval_ms) for i, f in enumerate(one.rows)]
@@ -128,7 +128,7 @@ def test_parts_of_a_step_add_up():
         assert (bar.low, bar.high) == (f.step_time_interval_ms.low, f.step_time_interval_ms.high)
 
 
-def test_the_fastest_step_is_named_with_its_group():
+def test_step_breakdown_names_fastest_step_and_group():
     one, other = asked(workload(), batches=(8, 64)).rows
     made = step_breakdown(
         [Timed("batch 8", "forecast", one.step), Timed("batch 64", "forecast", other.step)]
@@ -137,14 +137,14 @@ def test_the_fastest_step_is_named_with_its_group():
     assert step_breakdown([Timed("", "forecast", one.step)]).finding[0].isupper()
 
 
-def test_memory_adds_up_to_what_the_card_shows():
+def test_memory_chart_sums_to_device_memory():
     f = asked(workload()).rows[0]
     (bar,) = memory_at_peak([("T4", f)]).groups[0].bars
     assert bar.total == pytest.approx(min(f.memory.device_gib, f.capacity_gib))
     assert math.fsum(s.value for s in bar.segments[:4]) == pytest.approx(f.memory.allocated_gib)
 
 
-def test_the_roofs_are_the_datasheets():
+def test_roofline_uses_datasheet_limits():
     one = asked(workload())
     found = one.forecaster.roofline(one.rows[0].execution)
     roofs = roofline_chart(found, "T4").series[0]
@@ -158,7 +158,7 @@ def test_the_roofs_are_the_datasheets():
     )
 
 
-def test_scaling_is_against_the_fewest_devices():
+def test_scaling_chart_is_relative_to_fewest_devices():
     one = asked(workload(), devices_per_node=2, nodes=2, network_gb_per_s_per_device=1.0)
     made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
     ideal, forecast, _ = made.series
@@ -168,14 +168,14 @@ def test_scaling_is_against_the_fewest_devices():
     assert scaling_chart([]) is None
 
 
-def test_scaling_of_what_needs_several_devices_begins_there():
+def test_scaling_of_tensor_parallel_model_starts_at_its_minimum():
     model = stacked()
     cluster = asked(workload(), devices_per_node=4).forecaster.target.cluster
     e = Execution(micro_batch=2, tp=2, nproc_per_node=4, optimizer="adam")
     assert [f.num_devices for f in Forecaster(model, Target(cluster)).fewer_devices(e)] == [2, 4]
 
 
-def test_a_wide_interval_does_not_flatten_the_bars():
+def test_wide_interval_does_not_flatten_bars():
     f = asked(workload()).rows[0]
     made = step_breakdown(
         [Timed("", "a", f.step, replace(f.step_time_interval_ms, high=100 * f.step.total_ms))]
@@ -183,7 +183,7 @@ def test_a_wide_interval_does_not_flatten_the_bars():
     assert made.longest(made.groups[0]) == pytest.approx(2.5 * f.step.total_ms)
 
 
-def test_a_plan_comes_down_step_by_step():
+def test_plan_chart_decreases_change_by_change():
     setting = Problem(
         workload(),
         asked(workload(), "A100").forecaster.target.cluster,
@@ -205,7 +205,7 @@ def test_a_plan_comes_down_step_by_step():
         assert after.segments[0].value + after.segments[1].value == pytest.approx(after.total)
 
 
-def test_a_plan_says_what_it_brings():
+def test_plan_chart_states_its_saving():
     def change(saved_s, **more):
         return Change(
             title="c", execution=Execution(micro_batch=8), forecast_saved_s=saved_s, **more
@@ -234,7 +234,7 @@ def ladder_of(*rows):
     return LadderTable(title="t", what="a step", rows=tuple(LadderRow(**row) for row in rows))
 
 
-def test_a_ladder_counts_what_was_kept():
+def test_ladder_chart_counts_kept_changes():
     baseline = {"title": "baseline", "total": 1.0}
     made = speedups(
         ladder_of(
@@ -251,7 +251,7 @@ def test_a_ladder_counts_what_was_kept():
     assert speedups(ladder_of(baseline)) is None
 
 
-def test_forecasts_that_held_are_counted():
+def test_rung_chart_counts_forecasts_within_interval():
     forecast = {
         "forecast_ms": 100.0,
         "forecast_interval_ms": Interval(low=90, high=110, coverage=0.9, basis=""),
@@ -267,7 +267,7 @@ def test_forecasts_that_held_are_counted():
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 
 
-def test_a_diagnosis_adds_up_to_the_step():
+def test_diagnosis_chart_sums_to_step_time():
     blocks = [
         block("plain", data=16, forward=2, backward=3),
         block("cached_batch", forward=2, backward=3),
@@ -284,7 +284,7 @@ def test_a_diagnosis_adds_up_to_the_step():
     assert proofs_chart(replace(d, proofs=())) is None
 
 
-def test_points_of_a_scaling_curve_say_their_efficiency():
+def test_scaling_chart_labels_points_with_efficiency():
     one = asked(stacked(), "A100", devices_per_node=4, nodes=2, network_gb_per_s_per_device=0.5)
     made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
     points = made.series[-1]
@@ -297,7 +297,7 @@ def test_points_of_a_scaling_curve_say_their_efficiency():
     assert points.y[-1] / points.x[-1] < 0.99 * first
 
 
-def test_a_curve_does_not_go_far_beyond_the_memory():
+def test_sweep_chart_ends_slightly_beyond_memory_limit():
     one = asked(workload(), batches=[1, 2, 4, 8, *(10**6 * i for i in range(1, 20))])
     made = forecast_sweep(one.rows, {})
     fitting = [f.execution.micro_batch for f in one.rows if f.fits]
@@ -305,7 +305,7 @@ def test_a_curve_does_not_go_far_beyond_the_memory():
     assert len(made.series[0].x) <= 1.25 * len(fitting) + 1
 
 
-def test_what_others_measured_of_the_same_stands_over_the_curve():
+def test_public_runs_are_drawn_only_if_comparable():
     one = asked(workload(), batches=range(1, 65))
     closest = nearest(one.forecaster.workload, one.rows[0].execution, find_device("T4")).closest
     run = replace(closest.run, micro_batch=32, global_batch=32, gpus=1, step_time_ms=123.0)
@@ -333,7 +333,7 @@ def test_what_others_measured_of_the_same_stands_over_the_curve():
     assert points(replace(same, alike=("operators of the same kinds", "the same card"))) == []
 
 
-def test_the_peak_of_memory_names_its_owners():
+def test_memory_peak_finding_names_its_parts():
     one = asked(traced(), batches=(8,))
     (made,) = [
         c
@@ -345,7 +345,7 @@ def test_the_peak_of_memory_names_its_owners():
     assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)
 
 
-def test_the_three_picks_are_named_on_the_front():
+def test_pareto_chart_names_three_recommended_offers():
     offers = [
         Offer(
             provider="p",
@@ -372,7 +372,7 @@ def test_the_three_picks_are_named_on_the_front():
     ]
 
 
-def test_a_sharded_optimizer_weighs_as_much_in_the_roofline_as_in_the_step():
+def test_roofline_accounts_for_sharded_optimizer():
     one = asked(stacked(), "A100", devices_per_node=8)
     f = next(row for row in one.rows)
     sharded = one.forecaster.forecast(replace(f.execution, zero_stage=3))

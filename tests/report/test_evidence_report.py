@@ -1,4 +1,4 @@
-"""Public measurements beside an answer: lines, JSON, a page's rows."""
+"""Public measurements next to an answer: lines, JSON and rows of a page."""
 
 import json
 
@@ -38,7 +38,7 @@ def rows_of(*evidence):
     return next(iter(evidence_sections(evidence))).rows
 
 
-def test_each_near_run_is_a_row_with_both_figures_and_its_source(found):
+def test_each_nearby_run_shows_both_times_and_source(found):
     rows = rows_of(found)
     assert len(rows) == len(found.runs) == 3
     for row, near in zip(rows, found.runs, strict=True):
@@ -54,14 +54,14 @@ def test_each_near_run_is_a_row_with_both_figures_and_its_source(found):
         assert row[5] == run.licence
 
 
-def test_only_runs_that_were_in_the_fit_have_a_star(found):
+def test_only_runs_in_the_fit_have_a_star(found):
     mine = replace(
         found, runs=tuple(replace(near, run=replace(near.run, in_fit=False)) for near in found.runs)
     )
     assert not any("*" in cell for row in rows_of(mine) for cell in row)
 
 
-def test_the_nearest_run_is_named_if_none_is_near(found):
+def test_closest_run_is_named_if_none_is_near(found):
     far = replace(found, runs=(), closest=replace(found.closest, distance=2.0))
     [row] = rows_of(far)
     assert row[0].startswith("ResNet50 on T4, batch 32, fp32")
@@ -70,7 +70,7 @@ def test_the_nearest_run_is_named_if_none_is_near(found):
     assert rows_of() == []
 
 
-def test_json_has_the_source_and_what_makes_it_near(found):
+def test_evidence_json_has_source_and_similarity(found):
     [entry] = evidence_json([found])
     assert entry["gpu"] == "T4"
     assert not entry["none_near"]
@@ -94,7 +94,7 @@ def test_json_has_the_source_and_what_makes_it_near(found):
     assert none["closest"]["id"] == found.closest.run.id
 
 
-def test_rates_are_in_the_units_of_samples():
+def test_rates_use_units_of_the_samples():
     runs = public_runs()
     tokens = next(run for run in runs if run.sequence_length and run.global_batch)
     images = next(run for run in runs if run.image_size and run.global_batch)
@@ -104,7 +104,7 @@ def test_rates_are_in_the_units_of_samples():
     assert "forward" in what(replace(images, mode="inference"))
 
 
-def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
+def test_forecast_shows_evidence_unless_disabled(capsys, tmp_path):
     page = tmp_path / "page.html"
     assert (
         code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--html", str(page)]) == 0
@@ -126,7 +126,7 @@ def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
     assert all(len(entry["nearest"]) <= 1 for entry in answer["evidence"])
 
 
-def test_match_and_plan_show_them(capsys):
+def test_match_and_plan_show_evidence(capsys):
     match = ["match", "resnet50", "--samples", "1.28M", "--epochs", "1", "--gpu", "T4"]
     assert code_of([*match, "--details"]) == 0
     assert "measured by others" in capsys.readouterr().out
@@ -139,6 +139,6 @@ def test_match_and_plan_show_them(capsys):
     assert json.loads(capsys.readouterr().out)["evidence"] == []
 
 
-def test_an_unknown_word_is_refused(capsys):
+def test_unknown_evidence_value_is_rejected(capsys):
     assert code_of(["forecast", "resnet50", "--gpu", "T4", "--evidence", "all"]) == 2
     assert "nearest" in capsys.readouterr().err

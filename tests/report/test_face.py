@@ -1,4 +1,4 @@
-"""What other rooms import from trainpace.report."""
+"""Public names of trainpace.report."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from trainpace import report
 
 
 @pytest.mark.parametrize("name", report.__all__)
-def test_every_name_can_be_imported(name):
+def test_every_public_name_can_be_imported(name):
     assert getattr(report, name) is not None
 
 
-def test_another_name_is_refused():
+def test_unknown_attribute_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         report.nonsense  # noqa: B018

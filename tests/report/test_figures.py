@@ -1,4 +1,4 @@
-"""Charts as files for papers."""
+"""Charts saved as files for papers."""
 
 import sys
 
@@ -26,7 +26,7 @@ def pictures():
 
 
 @pytest.mark.parametrize("suffix", BEGINS)
-def test_every_chart_is_a_file(pictures, tmp_path, suffix):
+def test_every_chart_is_saved_as_a_file(pictures, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     files = save_figures(pictures, str(tmp_path / f"f{suffix}"))
     assert len(files) == len(set(files)) == len(pictures) > 2
@@ -38,13 +38,13 @@ def test_every_chart_is_a_file(pictures, tmp_path, suffix):
     assert {f.name for f in tmp_path.iterdir()} == {f.name for f in files}
 
 
-def test_the_same_chart_is_the_same_file(pictures, tmp_path):
+def test_saved_figures_are_deterministic(pictures, tmp_path):
     pytest.importorskip("matplotlib")
     (a,), (b,) = (save_figures(pictures[:1], str(tmp_path / f"{name}.svg")) for name in "ab")
     assert a.read_bytes() == b.read_bytes()
 
 
-def test_a_jump_is_named_in_the_picture():
+def test_figure_labels_jump_and_best_throughput():
     pytest.importorskip("matplotlib")
     outcomes = measured()
     (axes,) = chart_figure(measured_sweep(analyse(outcomes), {})).axes
@@ -54,7 +54,7 @@ def test_a_jump_is_named_in_the_picture():
     assert axes.get_ylabel() == "step time (ms)"
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path, pictures, monkeypatch):
+def test_unwritable_figures_give_errors(tmp_path, pictures, monkeypatch):
     with pytest.raises(TrainpaceError, match=r"f\.txt"):
         check_suffix("f.txt")
     with pytest.raises(TrainpaceError, match="othing to draw"):

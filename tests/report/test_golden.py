@@ -1,6 +1,6 @@
-"""Answers of verbs at three widths, word for word.
+"""Output of commands at three widths, compared word for word.
 
-TRAINPACE_WRITE_GOLDEN=1 writes the golden files. Read the difference before you commit it.
+TRAINPACE_WRITE_GOLDEN=1 writes the golden files. Review the difference before you commit it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def golden(name, width, details):
 
 @pytest.mark.parametrize(("width", "details"), FORMS)
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden(name, width, details):
+def test_output_matches_golden_file(name, width, details):
     out, file = shown(GOLDEN[name], width, details), golden(name, width, details)
     if os.environ.get("TRAINPACE_WRITE_GOLDEN"):
         file.write_text(out, encoding="utf-8")
@@ -48,7 +48,7 @@ def test_no_golden_file_is_left_over():
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_an_answer_is_one_screen(name):
+def test_output_fits_one_screen(name):
     out = shown((GOLDEN | OTHERS)[name], 80)
     assert out.count("\n") <= LINES
     assert not out.startswith("\n")
@@ -56,8 +56,8 @@ def test_an_answer_is_one_screen(name):
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_details_have_all_that_a_screen_has(name):
-    """Every number of the screen, but for how many rows it leaves out; and what it leaves out is named, as it is there."""
+def test_details_contain_every_number_of_short_output(name):
+    """The details contain every number of the short output, except the counts of hidden rows."""
     scene = (GOLDEN | OTHERS)[name]
     brief, whole = shown(scene, 80), shown(scene, 80, details=True)
     number = r"\d[\d,.]*\d|\d"
@@ -77,7 +77,7 @@ def test_details_have_all_that_a_screen_has(name):
     ],
 )
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_every_verb_keeps_to_the_width(name, width, details):
+def test_output_stays_within_terminal_width(name, width, details):
     out = shown((GOLDEN | OTHERS)[name], width, details)
     assert all(cell_len(line) <= width for line in out.splitlines())
     assert all(line == line.rstrip() for line in out.splitlines())
@@ -86,8 +86,8 @@ def test_every_verb_keeps_to_the_width(name, width, details):
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_numbers_do_not_depend_on_the_width(name):
-    """Every number of the verdict and the notes stands in a narrow terminal as in a wide one; of tables, what is left out is named."""
+def test_numbers_do_not_depend_on_terminal_width(name):
+    """Verdict and notes have the same numbers in a narrow and a wide terminal. Tables name what they hide."""
     scene = (GOLDEN | OTHERS)[name]
     number = r"\d[\d,.]*"
     narrow, wide = (shown(scene, width, details=True) for width in (60, 200))

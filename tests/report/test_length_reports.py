@@ -1,4 +1,4 @@
-"""Forecasts of several sequence lengths, in a sentence and as a chart."""
+"""Forecasts of several sequence lengths as a sentence and as a chart."""
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ LENGTHS = (512, 1024, 2048)
 
 @pytest.fixture(scope="module")
 def rows():
-    """Of each length as many samples, whose time grows faster than the length below 1024 tokens and slower above."""
+    """Forecasts with equal sample counts per length. Time grows faster than the length below 1024 tokens, slower above."""
     (one,) = asked(stacked(), "H100 SXM").rows
     costs = dict(zip(LENGTHS, (10.0, 15.0, 40.0), strict=True))
     return [
@@ -24,7 +24,7 @@ def rows():
     ]
 
 
-def test_the_cheapest_of_several_lengths_is_by_the_token(rows):
+def test_cheapest_sequence_length_is_compared_per_token(rows):
     words, _ = verdict(rows)
     assert words.startswith("The longest sequence that fits has 2,048 tokens: ")
     assert "A token costs least with 1,024 tokens: H100 SXM at batch 8, " in words
@@ -32,7 +32,7 @@ def test_the_cheapest_of_several_lengths_is_by_the_token(rows):
     assert "costs least" not in verdict([replace(row, cost_usd=None) for row in rows])[0]
 
 
-def test_a_chart_of_lengths_draws_devices_on_which_something_fits_and_names_those_left_out(rows):
+def test_lengths_chart_draws_fitting_devices_and_names_others(rows):
     names = [
         find_device(name).name
         for name in ("K80", "P100", "V100", "T4", "A100", "H100", "H200", "L4")
@@ -49,6 +49,6 @@ def test_a_chart_of_lengths_draws_devices_on_which_something_fits_and_names_thos
     assert not made.marks
 
 
-def test_the_longest_that_fits_is_marked(rows):
+def test_lengths_chart_marks_longest_that_fits(rows):
     (mark,) = lengths_chart([*rows[:2], replace(rows[2], fits=False)]).marks
     assert (mark.at, mark.text) == (1024, "H100 SXM: longest that fits")

@@ -1,4 +1,4 @@
-"""The page for a lab: what was asked, what an hour costs, and when each price held."""
+"""The match page shows the request, the price per hour and the date of each price."""
 
 import datetime
 import re
@@ -38,7 +38,7 @@ def answered(tmp_path, **asked):
     return answer, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
-def test_it_shows_deadline_budget_and_the_price_of_an_hour(tmp_path):
+def test_match_page_shows_deadline_budget_and_hourly_price(tmp_path):
     answer, text = answered(tmp_path, deadline=86_400.0, budget=50_000.0)
     assert answer.ranking.matches
     assert "deadline 24 h" in text or "deadline 1 day" in text
@@ -49,14 +49,14 @@ def test_it_shows_deadline_budget_and_the_price_of_an_hour(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [{"deadline": 1.0}, {"budget": 0.01}])
-def test_it_shows_them_where_nothing_meets_them_too(tmp_path, asked):
+def test_match_page_shows_limits_if_no_offer_matches(tmp_path, asked):
     answer, text = answered(tmp_path, **asked)
     assert not answer.ranking.matches
     assert re.search("deadline 1 s" if "deadline" in asked else r"budget \$0.01", text)
     assert "leaves none of" in text
 
 
-def test_every_price_has_its_date(tmp_path):
+def test_match_page_dates_every_price(tmp_path):
     answer, text = answered(tmp_path)
     assert any(m.offer.as_of is None for m in answer.ranking.matches)
     assert " ? " not in text

@@ -1,4 +1,4 @@
-"""Records as HTML for a notebook: every kind of them, hostile text, and what must not happen: an exception."""
+"""Records as HTML for a notebook: every kind, hostile text, and never an exception."""
 
 import math
 import re
@@ -34,7 +34,7 @@ ALLOWED = {
 
 
 class Checked(HTMLParser):
-    """Tags are of the allowed ones, closed in order, and have no attribute but `open`; `cells` by row."""
+    """Parse HTML and check that tags are allowed, properly nested and have no attribute except `open`. `rows` holds the cells."""
 
     def __init__(self, text):
         super().__init__()
@@ -79,13 +79,13 @@ def row(gpu, ms=10.0):
     return Row(gpu=gpu, step_time_ms=ms, step_time_ms_low=ms - 1, step_time_ms_high=ms + 2)
 
 
-def test_rows_are_a_table_with_intervals_and_what_is_common_above():
+def test_rows_become_table_with_common_values_above():
     shown = Checked(html_of(Answer(rows=(row("T4"), row("A100", 5.0)))))
     assert shown.rows == [["gpu", "step time, ms"], ["T4", "10 (9 to 12)"], ["A100", "5 (4 to 7)"]]
     assert "All: model resnet18" in shown.text
 
 
-def test_units_stand_beside_names_and_what_is_as_usual_is_left_out():
+def test_units_follow_names_and_defaults_are_omitted():
     class Facts(Record):
         peak_memory_gib: float
         samples_per_second: float
@@ -107,15 +107,15 @@ def test_units_stand_beside_names_and_what_is_as_usual_is_left_out():
     [*every_noun(), machine_profile(), measurement(), entry(batch=1)],
     ids=lambda n: type(n).__name__,
 )
-def test_every_noun(noun):
+def test_every_record_type_has_html(noun):
     shown = html_of(noun)
     assert "table" in Checked(shown).seen
     assert "<pre>" not in shown
     assert len(shown) < 300_000
 
 
-def test_answers_of_the_real_verbs():
-    """They come through the API, which gives them their display."""
+def test_api_answers_have_html():
+    """The API gives records their HTML display."""
     forecasts = trainpace.forecast("resnet18", gpu=["T4", "V100"], batch=8, evidence="none")
     assert {row[0] for row in Checked(forecasts._repr_html_()).rows[1:3]} == {
         "T4",
@@ -132,7 +132,7 @@ def test_answers_of_the_real_verbs():
     assert ["steps", "3,375"] in Checked(answer._repr_html_()).rows
 
 
-def test_lists_are_tables():
+def test_lists_become_truncated_tables():
     gpus = trainpace.gpus()
     shown = Checked(gpus._repr_html_())
     assert isinstance(gpus, list)
@@ -143,7 +143,7 @@ def test_lists_are_tables():
     assert html_of([]) == "<div><p><strong>List</strong></p></div>"
 
 
-def test_foreign_text_is_escaped_wherever_it_stands():
+def test_foreign_text_is_escaped_everywhere():
     class Foreign(Record):
         name: str
         several: tuple[str, ...]
@@ -163,7 +163,7 @@ def test_foreign_text_is_escaped_wherever_it_stands():
     assert not re.search("[\x00-\x08\x0b-\x1f]", shown)
 
 
-def test_an_answer_of_any_size_stays_small():
+def test_html_of_large_answers_stays_small():
     many = Answer(
         rows=tuple(row(f"GPU {i}" * 500, i) for i in range(5000)), notes=("x" * 10**6,) * 50
     )
@@ -182,14 +182,14 @@ def test_an_answer_of_any_size_stays_small():
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e308, 5e-324, 10**400])
-def test_odd_numbers(number):
+def test_html_accepts_unusual_numbers(number):
     class Odd(Record):
         value: float | int
 
     assert Checked(html_of(Odd(value=number))).text
 
 
-def test_what_cannot_be_shown_is_said():
+def test_failing_records_fall_back_to_text():
     class Broken(Record):
         name: str = "x"
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_shown_is_said():
     assert html_of(BrokenRows()) == "<pre>&lt;b&gt;mine&lt;/b&gt;</pre>"
 
 
-def test_records_alone_know_of_no_notebook():
+def test_core_records_do_not_define_html():
     import subprocess
     import sys
 

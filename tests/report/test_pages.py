@@ -1,4 +1,4 @@
-"""Pages as text: names are inert, the policy allows what the page has and nothing else, and the data can be read back."""
+"""Pages as text: names are escaped, the policy allows only the page's own content, and the data can be read back."""
 
 import base64
 import hashlib
@@ -55,7 +55,7 @@ def read(text):
     return reader
 
 
-def test_the_policy_allows_just_what_is_inside(page):
+def test_content_security_policy_allows_only_page_content(page):
     _, text = page
     found = read(text)
     for kind in ("script", "style"):
@@ -69,7 +69,7 @@ def test_the_policy_allows_just_what_is_inside(page):
     assert "default-src 'none'" in found.policy
 
 
-def test_names_are_inert(page):
+def test_hostile_names_are_escaped(page):
     name, text = page
     found = read(text)
     assert "img" not in found.tags
@@ -81,13 +81,13 @@ def test_names_are_inert(page):
         assert "&lt;img src=x" in text or "&lt;b&gt;" in text
 
 
-def test_the_data_can_be_read_back(page):
+def test_page_data_is_valid_json(page):
     _, text = page
     for data in read(text).texts["application/json"]:
         json.loads(data)
 
 
-def test_it_is_small_and_has_its_charts(page):
+def test_page_has_its_charts_and_scripts(page):
     name, text = page
     assert len(text) < 2**20
     assert text.count('<figure class="chart">') == CANVASES.get(name, 0)
@@ -96,7 +96,7 @@ def test_it_is_small_and_has_its_charts(page):
     )
 
 
-def test_the_verdict_comes_first(page):
+def test_verdict_comes_before_charts(page):
     name, text = page
     if name != "timeline":  # a timeline has no verdict
         assert 0 < text.index('<div class="verdict') < text.index("<figure")
@@ -107,12 +107,12 @@ def test_assets_cannot_end_their_own_tag():
         assert not re.search(r"</(script|style)|<!--", asset(name), re.IGNORECASE)
 
 
-def test_an_answer_that_is_no_looks_like_one():
+def test_negative_verdict_has_its_own_style():
     assert 'class="verdict no"' in PAGES["nothing_fits"]()
     assert 'class="verdict"' in PAGES["plan"]()
 
 
-def test_intervals_and_provenance_stand_beside_figures():
+def test_forecast_page_shows_intervals_and_provenance():
     text = PAGES["forecast"]()
     assert re.search(r"A step takes [\d.,]+ ms \(90% interval [\d.,]+ to [\d.,]+\)", text)
     assert "constants fitted on public measurements" in text
@@ -120,7 +120,7 @@ def test_intervals_and_provenance_stand_beside_figures():
     assert "A forecast, not a measurement" in text
 
 
-def test_a_model_that_cannot_be_forecast_is_said():
+def test_forecast_page_explains_missing_forecast():
     from answers import asked, forecasts
 
     one = asked(workload(), "T4")
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_forecast_is_said():
     assert "No forecast is possible. No such rate." in text
 
 
-def test_the_data_of_a_page_has_the_ranks_that_it_shows(monkeypatch):
+def test_match_page_data_has_the_displayed_ranks(monkeypatch):
     monkeypatch.setattr("trainpace.report.match.PAGE_ROWS", 2)
     text = a_match(top=2)
     rows = next(
@@ -154,6 +154,6 @@ def test_the_data_of_a_page_has_the_ranks_that_it_shows(monkeypatch):
     assert any(row["rank"] > 2 and row["pareto"] for row in rows)
 
 
-def test_a_page_is_light(page):
+def test_page_is_smaller_than_300_kb(page):
     _, text = page
     assert len(text.encode()) < 300_000

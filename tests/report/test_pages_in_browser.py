@@ -1,4 +1,4 @@
-"""Every page in Chromium with the network off: it draws, reads well by keyboard and screen reader, prints, and is quiet."""
+"""Every page in Chromium without network: it draws, is accessible, prints, and logs no errors."""
 
 import shutil
 
@@ -36,7 +36,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, files):
-    """Opens a page offline; at the end nothing may have been complained about, and nothing asked of the network."""
+    """Open a page offline. Afterwards, fail if the console has errors or anything was requested from the network."""
     complaints, contexts = [], []
 
     def open_page(name, **options):
@@ -65,7 +65,7 @@ def opened(browser, files):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_it_draws_and_can_be_read_by_all(opened, name, scheme):
+def test_page_draws_and_passes_accessibility_check(opened, name, scheme):
     page = opened(name, color_scheme=scheme)
     assert page.title() != "broken"
     for canvas in page.query_selector_all(".plot canvas"):
@@ -77,18 +77,18 @@ def test_it_draws_and_can_be_read_by_all(opened, name, scheme):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_phone_shows_it_without_scrolling_the_page_sideways(opened, name):
+def test_page_fits_phone_width(opened, name):
     page = opened(name, viewport={"width": 390, "height": 844})
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    # what is wider scrolls within itself, and no column of words is so narrow that its rows fill a screen
+    # Wide content scrolls on its own, and no text column is so narrow that its rows fill a screen.
     heights = page.evaluate(
         "[...document.querySelectorAll('tr')].map(r => r.getBoundingClientRect().height)"
     )
     assert max(heights, default=0) < 400
 
 
-def test_arrow_keys_read_the_values_and_are_told(opened):
+def test_arrow_keys_announce_chart_values(opened):
     page = opened("forecast")
     plot = page.locator(".plot").first
     plot.focus()
@@ -104,7 +104,7 @@ def test_arrow_keys_read_the_values_and_are_told(opened):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_keyboard_reaches_every_control(opened, name):
+def test_keyboard_reaches_every_control(opened, name):
     page = opened(name)
     wanted = page.evaluate(
         "[...document.querySelectorAll('summary, a, button, [tabindex]')].filter(e => e.checkVisibility()).length"
@@ -125,7 +125,7 @@ def test_the_keyboard_reaches_every_control(opened, name):
         assert page.locator("details").first.get_attribute("open") is not None
 
 
-def test_pointing_at_a_server_names_it(opened):
+def test_pointing_at_an_offer_shows_its_tooltip(opened):
     page = opened("match")
     plot = page.locator(".plot .u-over").first
     plot.scroll_into_view_if_needed()
@@ -139,7 +139,7 @@ def test_pointing_at_a_server_names_it(opened):
     assert any("cost of the whole job: $" in text and "<b>" in text for text in texts), texts
 
 
-def test_it_is_drawn_again_for_another_width_and_another_scheme(opened):
+def test_charts_redraw_on_resize_and_color_scheme_change(opened):
     page = opened("sweep", color_scheme="light")
     canvas = page.locator(".plot canvas").first
     wide, light = canvas.bounding_box()["width"], canvas.evaluate("c => c.toDataURL()")
@@ -158,7 +158,7 @@ def test_it_is_drawn_again_for_another_width_and_another_scheme(opened):
     )
 
 
-def test_a_chart_can_be_changed_in_place_and_new_ones_are_drawn(opened):
+def test_changed_and_added_charts_are_drawn(opened):
     page = opened("sweep")
     page.evaluate("""() => {
       const figure = document.querySelector("figure.chart"), copy = figure.cloneNode(true);
@@ -178,7 +178,7 @@ AT_PRINT = """() => addEventListener("beforeprint", () => { globalThis.printed =
 
 
 @pytest.mark.parametrize("name", ["forecast", "sweep", "match", "plan", "ladder", "diagnosis"])
-def test_it_prints_in_light_colours_and_fine_lines(opened, name):
+def test_page_prints_in_light_colors(opened, name):
     page = opened(name, color_scheme="dark")
     page.evaluate(AT_PRINT)
     document = page.pdf(format="A4")
@@ -192,7 +192,7 @@ def test_it_prints_in_light_colours_and_fine_lines(opened, name):
     assert not page.evaluate("document.documentElement.classList.contains('paper')")
 
 
-def test_without_scripts_the_figures_are_there(browser, files):
+def test_tables_are_available_without_javascript(browser, files):
     context = browser.new_context(offline=True, java_script_enabled=False)
     page = context.new_page()
     page.goto((files / "forecast.html").as_uri())

@@ -1,4 +1,4 @@
-"""Every colour can be told from its page; contrast as WCAG 2.2 computes it."""
+"""Every color has enough contrast with its page, computed as in WCAG 2.2."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
-def test_contrast(scheme):
+def test_palette_meets_contrast_limits(scheme):
     page = PAGE[scheme]
     assert contrast(INK[scheme], page) >= 7
     assert contrast(SOFT[scheme], page) >= 4.5
@@ -32,15 +32,15 @@ def test_contrast(scheme):
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
-def test_series_differ_from_each_other(scheme):
+def test_series_colors_are_distinct(scheme):
     assert len({TONES[name][scheme] for name in SERIES_TONES}) == len(SERIES_TONES)
 
 
-def test_black_on_white_is_21_to_1():
+def test_black_on_white_contrast_is_21_to_1():
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 
-def test_the_style_sheet_has_every_tone_twice():
+def test_style_sheet_defines_every_tone_for_both_schemes():
     assert all(css_variables().count(f"--tone-{name}:") == 2 for name in TONES)
 
 
@@ -93,7 +93,7 @@ def lab(rgb):
 
 @pytest.mark.parametrize("scheme", [0, 1])
 @pytest.mark.parametrize("stack", STACKS)
-def test_an_eye_without_green_tells_the_parts_of_a_stack_apart_by_colour_or_texture(stack, scheme):
+def test_stacked_parts_differ_for_green_blind_readers(stack, scheme):
     alike = [
         (a, b)
         for a, b in itertools.combinations(STACKS[stack], 2)

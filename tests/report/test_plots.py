@@ -1,4 +1,4 @@
-"""Plots in characters."""
+"""Plots drawn with characters."""
 
 import itertools
 
@@ -16,7 +16,7 @@ widths = st.integers(60, 200)
 
 
 def dots(body):
-    """(column, height) of every braille dot of a plot's rows, in dots from below."""
+    """Return (column, height) of every braille dot of a plot, counted from below."""
     rows = [line[line.index(edge) + 1 :] for line in body for edge in "│┤└" if edge in line][::-1]
     places = {
         0x40: (0, 0),
@@ -39,7 +39,7 @@ def dots(body):
 
 
 @given(points, points, widths)
-def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
+def test_plot_fits_width_and_shows_both_series(measured, foreseen, width):
     marked = {measured[-1][0]}
     lines = plot(measured, marked, "title", foreseen, width)
     assert all(len(line) <= width for line in lines[1:])
@@ -51,12 +51,12 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
     body = "\n".join(lines[1:-1])
     assert 1 <= body.count("▲") <= 2  # once on either series
     assert f"▲{measured[-1][0]}" in lines[-1]
-    # neighbours may share a column with the mark
+    # Neighbors may share a column with the mark.
     assert "●" in body or measured[-1][0] - measured[0][0] < 20
     assert body.count("●") < len(measured)
 
 
-def test_what_is_twice_as_high_is_drawn_twice_as_high():
+def test_plot_height_is_proportional_to_value():
     lines = plot([(1, 50.0), (2, 100.0)], (), "", (), 60)
     zero = next(i for i, line in enumerate(lines) if "└" in line)
     high, low = (zero - i for i, line in enumerate(lines) if "●" in line)
@@ -64,7 +64,7 @@ def test_what_is_twice_as_high_is_drawn_twice_as_high():
     assert lines[1].startswith("100 ┤")
 
 
-def test_a_curve_is_as_high_as_its_values_to_a_dot_and_has_no_gap():
+def test_plotted_curve_is_exact_and_continuous():
     drawn = dots(plot((), (), "", [(x, 10.0 * x) for x in range(1, 11)], 60))
     columns = sorted({x for x, _ in drawn})
     assert columns == list(range(columns[0], columns[-1] + 1))
@@ -77,7 +77,7 @@ def test_a_curve_is_as_high_as_its_values_to_a_dot_and_has_no_gap():
     assert steps <= {0, 1}, "a straight line has no stairs of a whole row"
 
 
-def test_a_jump_is_an_upright_part_of_the_curve():
+def test_jump_is_drawn_as_vertical_line():
     drawn = dots(plot((), {5}, "", [(x, 10.0 if x < 5 else 40.0) for x in range(1, 9)], 60))
     tall = [
         x
@@ -88,7 +88,7 @@ def test_a_jump_is_an_upright_part_of_the_curve():
     assert {y for x, y in drawn if x == 0} != {y for x, y in drawn if x == max(a for a, _ in drawn)}
 
 
-def test_without_braille_a_curve_is_drawn_in_ascii():
+def test_curve_is_drawn_in_ascii_without_braille():
     lines = plot((), {8}, "", [(x, 10.0 * x) for x in range(1, 11)], 60)
     drawn = [plain(line) for line in lines]
     assert all(line.isascii() for line in drawn)

@@ -1,4 +1,4 @@
-"""The public journal on the terminal, and the picture of forecasts against measurements."""
+"""The public journal in the terminal, and the chart of forecasts against measurements."""
 
 import io
 from contextlib import redirect_stdout
@@ -25,20 +25,20 @@ def printed(sections, *arguments, width=120):
     return out.getvalue()
 
 
-def test_a_list_marks_what_is_in_the_fit():
+def test_public_list_marks_runs_in_the_fit():
     text = printed(public_runs_sections, RUNS, 5)
     assert "5 runs of others in the public journal." in text
     assert "-25*" in text
     assert "*" not in printed(public_runs_sections, RUNS[:1], 1)
 
 
-def test_a_list_tells_runs_of_other_sizes_apart():
+def test_public_list_shows_sample_sizes():
     text = printed(public_runs_sections, [public(image_size=64), RUNS[3]], 2, width=160)
     assert "64 px" in text
     assert "1,024 tokens" in text
 
 
-def test_a_run_is_shown_with_its_source_and_licence():
+def test_public_run_shows_source_and_license():
     facts = dict(public_facts(RUNS[3]))
     assert facts["licence"] == "MIT"
     assert facts["forecast"] == "nobody traced it."
@@ -68,7 +68,7 @@ def rows(*errors, inside=True):
     ]
 
 
-def test_the_score_says_first_what_no_constant_was_fitted_on():
+def test_public_score_lists_held_out_runs_first():
     new, fitted = summarise("new", rows(10.0, -30.0)), summarise("fitted", rows(1.0, 2.0, 3.0))
     line = ScoreLine(name="T4", in_fit=fitted, not_in_fit=new)
     score = Score(
@@ -107,7 +107,7 @@ def test_the_score_says_first_what_no_constant_was_fitted_on():
     assert "None of the public runs" in printed(public_score_sections, nothing)
 
 
-def test_the_chart_has_a_diagonal_and_the_two_kinds_of_runs_apart():
+def test_accuracy_chart_separates_fitted_and_held_out_runs():
     chart = accuracy_chart(RUNS)
     series = {s.name: s for s in chart.series}
     assert series["as measured"].x == series["as measured"].y
@@ -118,7 +118,7 @@ def test_the_chart_has_a_diagonal_and_the_two_kinds_of_runs_apart():
     assert accuracy_chart(RUNS[:1]) is None
 
 
-def test_a_chart_of_very_many_runs_stays_small_and_says_so():
+def test_accuracy_chart_thins_out_many_runs():
     chart = accuracy_chart([public(ms=100.0 + i) for i in range(2 * MOST_POINTS)])
     assert sum(len(s.x) for s in chart.series if s.kind == "points") == MOST_POINTS
     assert chart.note == "One run in 2 is drawn."

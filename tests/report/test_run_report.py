@@ -1,4 +1,4 @@
-"""The table of measured speed-ups: in the terminal, Markdown, HTML and JSON; and the thesis' own numbers in it."""
+"""The table of measured speed-ups in the terminal, Markdown, HTML and JSON, and the thesis' numbers in it."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def climbed():
     )
 
 
-def test_the_table(climbed):
+def test_ladder_table_rows_show_speedups_and_forecasts(climbed):
     table = table_of(climbed)
     head, cells = head_and_rows(table)
     rows = [dict(zip(head, row, strict=True)) for row in cells]
@@ -72,7 +72,7 @@ def test_the_table(climbed):
     assert (rows[1]["forecast"], rows[1]["90% interval"]) == ("100 ms", "90 to 110 ms")
 
 
-def test_the_verdict(climbed):
+def test_ladder_verdict_states_total_and_next_step(climbed):
     said = "\n".join(table_of(climbed).verdict)
     assert "20.0x in total (20 to 20): a step takes 5 ms instead of 100 ms, 5% of the time." in said
     assert "The whole job: 4 min instead of 1 h 1 min, $0.13 instead of $2.03." in said
@@ -97,7 +97,7 @@ def test_the_verdict(climbed):
         ({"steps": 40.0}, "too large to be estimated from 40 steps of 16"),
     ],
 )
-def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
+def test_ladder_verdict_reports_first_known_noise_scale(told, said):
     def with_noise(setup):
         return replace(result(100.0), noise_scale=told if setup.loader.workers else {})
 
@@ -109,8 +109,8 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     )
 
 
-def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
-    """Of the rungs' product the table tells; a step, an epoch and the job are those of both setups in turn."""
+def test_total_speedup_is_measured_end_to_end(climbed):
+    """The table shows the product of the rungs; step, epoch and job times come from the end-to-end trials."""
     gain = Gain(ratio=16.0, low=15.0, high=17.0, trials=4)
     ends = EndToEnd(key="", first_ms=(90.0, 110.0, 96.0), last_ms=(6.0, 6.0, 7.0), gain=gain)
     table = table_of(replace(climbed, end_to_end=ends))
@@ -133,8 +133,8 @@ def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
     )
 
 
-def test_speed_ups_multiply_where_the_machine_slows_down():
-    """Every trial is 2% slower than the one before: paired ratios multiply to the total, the first and last step do not."""
+def test_paired_speedups_multiply_on_slowing_machine():
+    """Every trial is 2% slower than the one before. Paired ratios multiply to the total; first and last step do not."""
     tried = []
 
     def slowing(setup):
@@ -160,7 +160,7 @@ def test_speed_ups_multiply_where_the_machine_slows_down():
     assert abs(rows[0].measured_ms / rows[3].measured_ms / rows[3].total - 1) > 0.05
 
 
-def test_an_epoch_holds_its_validation():
+def test_epoch_time_includes_validation():
     job = Schedule(samples=1600, epochs=10)
     climbed = climb(ladder(rung("workers", workers=2), job=job), World(ms_of).actions())
     table = table_of(climbed)
@@ -194,7 +194,7 @@ def test_an_epoch_holds_its_validation():
     assert [r.epoch_s for r in table_of(replace(climbed, ladder=given)).rows] == [16, 11]
 
 
-def test_a_forecast_that_could_not_be_made_is_said(climbed):
+def test_missing_rung_forecast_is_explained(climbed):
     def none(reason):
         rungs = [
             replace(
@@ -220,7 +220,7 @@ def test_a_forecast_that_could_not_be_made_is_said(climbed):
     assert "forecast" not in head_and_rows(none(NO_FORECAST))[0]
 
 
-def test_it_says_where_no_rung_helped():
+def test_verdict_states_that_no_rung_helped():
     table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).actions()))
     assert table.verdict[0].startswith("No rung helped")
     head, _ = head_and_rows(table)
@@ -228,7 +228,7 @@ def test_it_says_where_no_rung_helped():
     assert "cost" not in head
 
 
-def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
+def test_terminal_json_markdown_and_page_agree(climbed, capsys):
     table, answer = table_of(climbed), ladder_json(climbed)
     show(ladder_sections(table))
     printed = capsys.readouterr().out
@@ -244,14 +244,14 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
     assert html.index("20.0x in total") < html.index("<table>")
 
 
-def test_names_cannot_break_the_page():
+def test_rung_names_are_escaped():
     rungs = (rung("<b>| x", workers=2),)
     table = table_of(climb(ladder(*rungs), World(ms_of).actions()))
     assert "<b>" not in page(table.title, ladder_sections(table), {"title": "<b>"})
     assert "<b>/ x" in markdown(table)
 
 
-def test_a_dry_run(capsys):
+def test_dry_run_shows_commands_and_impossible_rungs(capsys):
     ahead = preview(
         ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).actions()
     )
@@ -264,8 +264,8 @@ def test_a_dry_run(capsys):
     assert answer["rungs"][2]["started"] == ["b"]
 
 
-def test_the_thesis_case(monkeypatch):
-    """The table of the thesis from its own numbers: 713 days become 33."""
+def test_thesis_table_matches_published_numbers(monkeypatch):
+    """The thesis' table from its own numbers: 713 days become 33."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "ladder"))
     sys.modules.pop("thesis", None)
     from thesis import thesis_table
@@ -283,7 +283,7 @@ def test_the_thesis_case(monkeypatch):
     assert "| ZeRO + fp16 | 29 min 49 s | 33.1 days |" in markdown(table)
 
 
-def test_the_chosen_alternative_stands_beside_the_title():
+def test_chosen_alternative_follows_rung_title():
     table = table_of(
         climb(
             ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)),

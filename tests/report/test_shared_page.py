@@ -1,4 +1,4 @@
-"""Pages to give away: secrets are planted in answers of every kind, and none is on the page."""
+"""Pages to share: secrets are planted in every kind of answer, and none appears on the page."""
 
 import re
 
@@ -39,7 +39,7 @@ SECRET = re.compile("q7|train_gan|node17|hunter2|10\\.1\\.2\\.3|thesis")
 
 
 def clean(answer):
-    """The page, after it was searched for the secrets."""
+    """Return the page after searching it for the secrets."""
     page = shared_page(answer, "Forecast, to be shared")
     assert not (found := SECRET.search(page)), page[max(0, found.start() - 200) : found.end() + 50]
     return page
@@ -57,7 +57,7 @@ class Anything(Record):
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_no_text_leaves_that_is_not_known(secret):
+def test_unknown_text_is_hidden_in_shared_page(secret):
     own = Anything(
         text=secret,
         model=secret,
@@ -75,7 +75,7 @@ def test_no_text_leaves_that_is_not_known(secret):
     assert public(own).text == HIDDEN
 
 
-def test_what_everybody_knows_leaves():
+def test_public_names_stay_in_shared_page():
     known = Anything(
         text="adamw",
         model="resnet50",
@@ -89,7 +89,7 @@ def test_what_everybody_knows_leaves():
     assert public(known) == replace(known, environment=environment)
 
 
-def test_a_forecast_of_an_own_model():
+def test_shared_forecast_hides_own_model():
     model = replace(
         answers.traced(), model="/home/alice-q7/train_gan.py:task", notes=("seen on node17",)
     )
@@ -101,7 +101,7 @@ def test_a_forecast_of_an_own_model():
     assert f"{one.rows[0].step.total_ms:.3g}" in page
 
 
-def test_a_ranking_and_a_plan_of_an_own_model():
+def test_shared_ranking_and_plan_hide_own_model():
     model = replace(answers.traced(), model="train_gan.py:task", notes=("seen on node17",))
     job = Job(schedule=Schedule(samples=1000, epochs=2.0), global_batch=64)
     devices = {name: find_device(name) for name in ("T4",)}
@@ -121,7 +121,7 @@ def test_a_ranking_and_a_plan_of_an_own_model():
     assert "own model" in text
 
 
-def test_a_measurement_and_its_environment():
+def test_shared_measurement_hides_host_names():
     own = replace(
         measurement(),
         model="train_gan.py:task",
@@ -143,7 +143,7 @@ def test_a_measurement_and_its_environment():
     assert "are shown" not in html_of(sweep), "eight batch sizes, of two measurements each"
 
 
-def test_a_diagnosis_whose_script_has_a_name():
+def test_shared_diagnosis_hides_script_and_paths():
     data = replace(loader(), dataset="/home/alice-q7/train_gan.py")
     seen = recording(
         replace(
@@ -162,7 +162,7 @@ def test_a_diagnosis_whose_script_has_a_name():
     clean(seen)
 
 
-def test_own_machines_have_no_names():
+def test_shared_page_hides_names_of_own_machines():
     offer = Offer(
         provider="lab-q7",
         instance_type="node17",
@@ -177,7 +177,7 @@ def test_own_machines_have_no_names():
     clean(Ranking(matches=(), missed=(), rejected=()))
 
 
-def test_an_examination():
+def test_shared_examination_hides_findings_text():
     check = Check(
         part="disk", status="problem", finding="/home/alice-q7 is full", advice="ask hunter2-q7"
     )
@@ -191,14 +191,14 @@ def test_an_examination():
 @pytest.mark.parametrize(
     "noun", [*every_noun(), machine_profile()], ids=lambda noun: type(noun).__name__
 )
-def test_every_noun_becomes_a_page(noun):
+def test_every_record_type_becomes_a_shared_page(noun):
     page = clean(noun)
     assert page.startswith("<!doctype html>")
     assert "default-src 'none'" in page
     assert len(page) < 300_000
 
 
-def test_a_value_that_is_hostile_is_left_out():
+def test_hostile_value_is_removed_from_shared_page():
     assert "<script>document" not in shared_page(
         {"T4": answers.HOSTILE, answers.HOSTILE: "T4"}, "x"
     )

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a real pseudo-terminal, lines now and then in a log."""
+"""Progress on stderr: a bar in a real pseudo-terminal, periodic lines in a log."""
 
 import os
 import pty
@@ -28,7 +28,7 @@ print("the end")
 
 
 def in_a_terminal(*command, code=0):
-    """Everything that the command writes to a terminal of 80 columns."""
+    """Return everything that the command writes to a terminal of 80 columns."""
     master, slave = pty.openpty()
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
@@ -47,7 +47,7 @@ def in_a_terminal(*command, code=0):
     return out.decode()
 
 
-def test_a_terminal_gets_a_bar_with_the_time_left():
+def test_terminal_shows_bar_with_time_left():
     out = in_a_terminal(sys.executable, "-c", WORK)
     assert re.search(r"measuring resnet50: \d of 24 probes, .*about \d+ s left \(batch \d\)", out)
     assert "━" in out
@@ -69,7 +69,7 @@ with Bar("comparing"):
 """
 
 
-def test_of_work_within_work_the_outer_is_shown():
+def test_nested_progress_shows_outer_bar():
     out = in_a_terminal(sys.executable, "-c", WITHIN)
     assert "examining" in out
     assert "tracing" not in out
@@ -77,7 +77,7 @@ def test_of_work_within_work_the_outer_is_shown():
     assert out.count("a line of the inner work") == 1
 
 
-def test_a_log_gets_lines_now_and_then(capsys, monkeypatch):
+def test_log_gets_periodic_progress_lines(capsys, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
     with Bar("tracing", unit="models") as bar:
@@ -102,11 +102,11 @@ def test_a_log_gets_lines_now_and_then(capsys, monkeypatch):
         (3, None, 3, 9.0, None),
     ],
 )
-def test_time_left(done, total, new, elapsed_s, left):
+def test_time_left_is_extrapolated(done, total, new, elapsed_s, left):
     assert left_s(done, total, new, elapsed_s) == left
 
 
-def test_the_real_command_in_a_terminal():
+def test_command_in_terminal_uses_color_and_width():
     out = in_a_terminal(
         sys.executable,
         "-m",
@@ -131,7 +131,7 @@ def test_the_real_command_in_a_terminal():
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_visible_text_has_no_control_characters_and_is_as_long(text):
+def test_visible_replaces_control_characters_one_to_one(text):
     shown = visible(text)
     assert len(shown) == len(text)
     assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
@@ -143,5 +143,5 @@ def test_visible_text_has_no_control_characters_and_is_as_long(text):
     ] == []
 
 
-def test_what_was_an_escape_is_seen():
+def test_escape_sequences_are_shown_as_symbols():
     assert visible("\x1b]0;title\x07\x1b[2J\r\x7f\x9b") == "␛]0;title␇␛[2J␍␡\ufffd"

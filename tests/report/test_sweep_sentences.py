@@ -1,4 +1,4 @@
-"""Jumps and trends in sentences: which size is called the better one."""
+"""Sentences about jumps and trends, and which batch size they recommend."""
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ JUMP = Jump(
 )
 
 
-def test_the_size_before_a_jump_is_the_better_one_only_if_it_is():
+def test_size_before_jump_is_better_only_if_faster():
     (words,) = jumps_in_words([JUMP], {16: 432.0, 17: 246.0})
     assert (
         "Better than 17 (246): batch 16 (432 samples/s); the next good batch size is 32." in words
@@ -34,14 +34,14 @@ def test_the_size_before_a_jump_is_the_better_one_only_if_it_is():
     assert "no larger size of the sweep that fits does as well" in words
 
 
-def test_many_jumps_are_not_told_one_by_one():
+def test_many_jumps_are_summarized():
     jumps = [replace(JUMP, before=16 * i, batch=16 * i + 1) for i in range(1, 10)]
     words = jumps_in_words(jumps, {})
     assert len(words) == MOST_JUMPS + 1
     assert "3 more jumps, after batch 112, 128, 144" in words[-1]
 
 
-def test_no_jumps_says_what_was_looked_at():
+def test_no_jumps_sentence_names_checked_sizes():
     sizes = list(range(1, 33))
     step_ms = [10.0 + b + 0.2 * (b > 16) for b in sizes]
     trend = trend_of(sizes, step_ms, [b / ms for b, ms in zip(sizes, step_ms, strict=True)])
@@ -49,7 +49,7 @@ def test_no_jumps_says_what_was_looked_at():
     assert "--batch 8:64 checks every size" in no_jumps([8, 16, 64], None)
 
 
-def test_a_trend_is_told_with_its_line_and_its_knee():
+def test_trend_sentences_name_slope_and_knee():
     sizes = list(range(1, 65))
     step_ms = [10.0 + 2.0 * b for b in sizes]
     trend = trend_of(sizes, step_ms, [1e3 * b / ms for b, ms in zip(sizes, step_ms, strict=True)])
@@ -64,7 +64,7 @@ def test_a_trend_is_told_with_its_line_and_its_knee():
     )
 
 
-def test_a_jump_between_sizes_with_a_gap_names_both():
+def test_jump_across_a_gap_names_both_sizes():
     (words,) = jumps_in_words([replace(JUMP, before=9, batch=16)], {})
     assert words.startswith("Jump between batch 9 and 16: ")
     assert "more than 7 more samples usually cost." in words

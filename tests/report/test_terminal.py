@@ -1,4 +1,4 @@
-"""The shared look: nothing is wider than the terminal, no number is cut, colours are readable and never needed."""
+"""Terminal layout: no line exceeds the width, no number is cut, and colors are readable but never required."""
 
 import contextlib
 import io
@@ -47,7 +47,7 @@ def printed(width, section):
 
 
 @given(tables(), widths)
-def test_no_line_is_wider_and_no_number_is_cut(table, width):
+def test_table_fits_width_without_cutting_numbers(table, width):
     columns, rows = table
     out = printed(width, Table(columns, rows))
     assert all(cell_len(line) <= width for line in out.splitlines())
@@ -59,7 +59,7 @@ def test_no_line_is_wider_and_no_number_is_cut(table, width):
 
 
 @given(tables(), widths)
-def test_columns_of_rank_0_stay_and_the_highest_rank_goes_first(table, width):
+def test_lowest_priority_columns_are_hidden_first(table, width):
     columns, rows = table
     found = layout(columns, rows, width)
     if found is None:
@@ -70,7 +70,7 @@ def test_columns_of_rank_0_stay_and_the_highest_rank_goes_first(table, width):
     assert not left_out or min(left_out) >= max(kept, default=0)
 
 
-def test_what_is_left_out_is_named():
+def test_hidden_columns_are_named():
     columns = [words("GPU"), Column("step ms"), Column("MFU", 1)]
     row = ["GTX 1080 Ti", "123,456 to 234,567", "30%"]
     wide = printed(60, Table(columns, [row]))
@@ -83,7 +83,7 @@ def test_what_is_left_out_is_named():
     assert "step ms:" in paragraphs
 
 
-def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
+def test_filled_only_drops_empty_columns():
     columns = [words("change"), Column("an epoch"), Column("at most")]
     rows = [["workers", "", "3 ms"], ["batch", "", ""]]
     assert "an epoch" in printed(60, Table(columns, rows))
@@ -92,7 +92,7 @@ def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
     assert "3 ms" in told
 
 
-def test_bars_shrink_with_the_room():
+def test_bars_shrink_with_terminal_width():
     rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
     for width in (60, 26):
         out = printed(width, Table([words("part"), Column("ms"), words("", least=8)], rows))
@@ -108,7 +108,7 @@ def test_bars_shrink_with_the_room():
     ),
     widths,
 )
-def test_a_number_stays_with_its_unit(parts, width):
+def test_number_is_not_wrapped_from_its_unit(parts, width):
     text = " ".join(parts)
     lines = terminal.wrapped(text, width).split("\n")
     assert all(len(line) <= width for line in lines)
@@ -118,13 +118,13 @@ def test_a_number_stays_with_its_unit(parts, width):
 
 @given(st.lists(st.text("ab-=/ '\"$", min_size=1, max_size=12), min_size=1, max_size=12), widths)
 @example(["trainpace", "forecast", "a b.py:f", "--gpu", "RTX 3090"], 40)
-def test_the_next_command_can_be_copied(command, width):
+def test_next_command_survives_line_wrapping(command, width):
     out = printed(width, Next(command))
     assert out.startswith("Next: ")
     assert shlex.split(out.removeprefix("Next: ").replace(" \\\n", " ")) == command
 
 
-def test_a_shell_reads_the_command_as_it_was_meant():
+def test_shell_parses_next_command_correctly():
     command = [
         "printf",
         "%s|",
@@ -141,7 +141,7 @@ def test_a_shell_reads_the_command_as_it_was_meant():
     assert said == "".join(f"{word}|" for word in command[2:])
 
 
-def test_why_stands_beside_the_command_or_below_it():
+def test_next_reason_follows_command_or_moves_below():
     assert printed(60, Next("trainpace gpus", "all cards")) == "Next: trainpace gpus  (all cards)\n"
     below = printed(40, Next("trainpace gpus", "all cards that the catalogue has"))
     assert below.splitlines()[0] == "Next: trainpace gpus"
@@ -156,7 +156,7 @@ def luminance(r, g, b):
 
 
 @pytest.mark.parametrize("style", [terminal.GOOD, terminal.BAD, terminal.BAR])
-def test_colours_are_readable_on_white_and_on_black(style):
+def test_colors_have_contrast_on_white_and_black(style):
     own = luminance(*Color.parse(style.split()[-1]).get_truecolor())
     for other in (luminance(255, 255, 255), luminance(0, 0, 0)):
         assert (max(own, other) + 0.05) / (min(own, other) + 0.05) >= 3, (
@@ -186,7 +186,7 @@ def run(**environment):
     return done.stdout.decode(environment.get("PYTHONIOENCODING", "utf-8"))
 
 
-def test_a_log_file_is_plain_unless_colour_is_forced():
+def test_log_output_is_plain_unless_color_is_forced():
     log = run()
     assert "\x1b" not in log
     forced = run(FORCE_COLOR="1", TERM="xterm-256color")
@@ -196,12 +196,12 @@ def test_a_log_file_is_plain_unless_colour_is_forced():
     assert "38;5" not in without, "no colour"
 
 
-def test_a_strange_width_is_no_error():
+def test_invalid_columns_variable_is_ignored():
     assert run(COLUMNS="wide") == run(COLUMNS="0" * 9 + "118") == run()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437"])
-def test_every_encoding_gets_something_it_has(encoding):
+def test_output_adapts_to_encoding(encoding):
     out = run(PYTHONIOENCODING=encoding)
     assert "3" in out
     if encoding == "ascii":
@@ -211,12 +211,12 @@ def test_every_encoding_gets_something_it_has(encoding):
 
 
 @given(st.text(st.sampled_from([*PLAIN, "a", "é", "字"])))
-def test_plain_keeps_the_length(text):
+def test_plain_returns_ascii_of_same_length(text):
     assert plain(text).isascii()
     assert len(plain(text)) == len(text)
 
 
-def test_a_long_name_is_broken_behind_a_dot():
+def test_long_name_is_broken_after_a_dot():
     name = "model.layers.31.self_attn.v_proj"
     assert terminal.broken(name, 20) == "model.layers.31.\nself_attn.v_proj"
     assert terminal.broken(f"the {name}", 14) == "the model.layers.\n31.self_attn.\nv_proj"

@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Ten steps of 10 ms, of which 4 wait for the one worker, who works always."""
+    """Ten steps of 10 ms with 4 ms of waiting for the only worker, which is always busy."""
     simple_run(tmp_path)
     write_worker(tmp_path, 0, [(t, t + 10) for t in range(0, 200, 10)])
     return timeline_of(tmp_path, range(5, 15))
@@ -38,20 +38,20 @@ def printed(timeline, capsys, monkeypatch, width):
     return capsys.readouterr().out.splitlines()
 
 
-def test_every_part_has_a_letter_and_a_colour_of_its_own():
+def test_every_part_has_unique_letter_and_color():
     assert {*PARTS, "fetch"} == set(LOOK)
     letters, colours, words = zip(*LOOK.values(), strict=True)
     assert len(set(letters)) == len(set(colours)) == len(set(words)) == len(LOOK)
 
 
-def test_cells_show_what_takes_most_of_them(waiting):
+def test_cells_show_their_largest_part(waiting):
     training, worker = waiting.lanes
     assert "".join(letter for letter, _ in cells(training, 100.0, 100)) == "....-FFFBB" * 10
     assert "".join(letter for letter, _ in cells(training, 100.0, 10)) == "." * 10
     assert "".join(letter for letter, _ in cells(worker, 100.0, 20)) == "##==" * 5
 
 
-def test_idle_time_is_empty(tmp_path):
+def test_idle_time_cells_are_blank(tmp_path):
     simple_run(tmp_path)
     write_worker(tmp_path, 0, [(0, 2), (53, 59), (190, 199)])
     worker = timeline_of(tmp_path, range(5, 7)).lanes[1]
@@ -59,7 +59,7 @@ def test_idle_time_is_empty(tmp_path):
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, width):
+def test_timeline_in_log_uses_letters_within_width(waiting, capsys, monkeypatch, width):
     lines = printed(waiting, capsys, monkeypatch, width)
     assert max(map(len, lines)) <= width
     assert "\x1b" not in "".join(lines)
@@ -77,13 +77,13 @@ def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, 
     )
 
 
-def test_numbers_of_narrow_steps_are_left_out(tmp_path, capsys, monkeypatch):
+def test_narrow_steps_have_no_numbers(tmp_path, capsys, monkeypatch):
     simple_run(tmp_path, steps=120, first=1000)
     lines = printed(timeline_of(tmp_path, range(1000, 1100)), capsys, monkeypatch, 80)
     assert set(lines[1].strip()) == {"|"} | set(lines[1].strip().split("|")[-1])
 
 
-def test_without_workers_data_is_no_waiting(tmp_path):
+def test_loading_in_main_process_is_not_called_waiting(tmp_path):
     simple_run(tmp_path)
     timeline = timeline_of(tmp_path)
     assert findings(timeline) == [
@@ -92,7 +92,7 @@ def test_without_workers_data_is_no_waiting(tmp_path):
     assert "waiting for data" not in page("t", timeline_sections(timeline), {})
 
 
-def test_waiting_for_the_loader_to_start_is_said(tmp_path):
+def test_waiting_for_loader_start_is_reported(tmp_path):
     write_process(
         tmp_path,
         [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]],
@@ -105,7 +105,7 @@ def test_waiting_for_the_loader_to_start_is_said(tmp_path):
     ]
 
 
-def test_steps_are_numbered_where_there_is_room(tmp_path):
+def test_svg_numbers_steps_that_have_room(tmp_path):
     bounds = [0, 100, 101, 102, 200]
     write_process(
         tmp_path, [[("forward", "Net", b, b + 1, 0)] for b in bounds[:4]], bounds, first=50
@@ -114,7 +114,7 @@ def test_steps_are_numbered_where_there_is_room(tmp_path):
     assert re.findall(r'<text class="small" [^>]*>(step \d+|5\d)</text>', svg) == ["step 50", "53"]
 
 
-def test_each_rank_is_named(tmp_path):
+def test_each_rank_is_named_in_timeline(tmp_path):
     for rank in (0, 1):
         simple_run(tmp_path, rank=rank, pid=100 + rank)
     timeline = timeline_of(tmp_path)
@@ -122,7 +122,7 @@ def test_each_rank_is_named(tmp_path):
     assert "rank 1 training" in timeline_svg(timeline)
 
 
-def test_the_picture_stands_alone_and_is_described(waiting):
+def test_timeline_svg_is_standalone_and_described(waiting):
     root = ElementTree.fromstring(timeline_svg(waiting))
     assert root.tag == f"{SVG}svg"
     assert root.get("role") == "img"
@@ -134,7 +134,7 @@ def test_the_picture_stands_alone_and_is_described(waiting):
     assert not list(root.iter(f"{SVG}script"))
 
 
-def test_bars_are_as_long_as_they_took(waiting):
+def test_svg_bar_lengths_match_durations(waiting):
     rows = {}
     for rect in ElementTree.fromstring(timeline_svg(waiting)).findall(f"{SVG}rect"):
         tip = rect.find(f"{SVG}title")
@@ -152,14 +152,14 @@ def test_bars_are_as_long_as_they_took(waiting):
         assert all(a[1] + a[2] <= b[1] + 0.02 for a, b in itertools.pairwise(row))
 
 
-def test_names_are_escaped(waiting):
+def test_timeline_page_escapes_names(waiting):
     text = page("A < B", timeline_sections(waiting), {})
     assert "Net<&>" not in text.split('<script type="application/json"')[0]
     assert "Net&lt;&amp;&gt;" in text
     assert "<h1>A &lt; B</h1>" in text
 
 
-def test_the_page_carries_figures_and_data(waiting):
+def test_timeline_page_contains_table_and_data(waiting):
     text = page("t", timeline_sections(waiting), to_jsonable(waiting))
     assert re.findall(
         r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>',
@@ -177,7 +177,7 @@ def test_the_page_carries_figures_and_data(waiting):
     assert len(data["lanes"][0]["bars"]) == 40
 
 
-def test_many_steps_make_no_huge_picture(tmp_path):
+def test_timeline_svg_of_many_steps_stays_small(tmp_path):
     spans = [
         [("forward", "Net", 10 * i + j, 10 * i + j + 0.5, 0) for j in range(9)] for i in range(300)
     ]
@@ -187,8 +187,8 @@ def test_many_steps_make_no_huge_picture(tmp_path):
     assert timeline_svg(timeline).count("<rect") < 2000
 
 
-def test_the_device_is_the_one_that_the_recorder_named():
-    """Also one that says nothing of its memory, as Apple's."""
+def test_training_device_comes_from_recording():
+    """Includes a device without memory statistics, such as Apple's."""
     on_cpu, on_mps = recordings.rank(forward=5.0), recordings.rank(forward=5.0, accelerator="mps")
     assert (trained_on(on_cpu), trained_on(on_mps)) == ("on the CPU (1 thread)", "on mps")
     assert ["CPU" in " ".join(caveats(recordings.recording(one))) for one in (on_cpu, on_mps)] == [
@@ -198,7 +198,7 @@ def test_the_device_is_the_one_that_the_recorder_named():
 
 
 @pytest.mark.parametrize("reason", ["", "RuntimeError: no item() on meta tensors"])
-def test_why_the_model_cannot_be_read_is_said(reason, capsys):
+def test_tracing_failure_reason_is_shown(reason, capsys):
     show(
         recording_sections(
             recordings.recording(recordings.rank(forward=10, no_workload=reason)), "here"

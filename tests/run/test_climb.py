@@ -1,4 +1,4 @@
-"""The climb over a made world: what helps is kept, what does not is undone and does not carry over."""
+"""The climb over a simulated world keeps changes that help and undoes the others."""
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from trainpace.run.trial import FailedTrial
 
 
 def by(setup):
-    """100 ms; workers halve it, bf16 makes it worse, shards divide it by ten, a larger micro-batch saves a little more."""
+    """Return a step of 100 ms. Workers halve it, bf16 makes it worse, shards divide it by ten, a larger micro-batch saves a little."""
     ms = 100.0
     ms /= 2 if setup.loader.workers else 1
     ms *= 2 if setup.execution.precision == "amp_bf16" else 1
@@ -21,7 +21,7 @@ def by(setup):
     return ms * {16: 1.0, 8: 1.5, 4: 2.0}[setup.execution.micro_batch]
 
 
-def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
+def test_climb_keeps_gains_and_undoes_losses():
     world = World(by)
     found = climb(
         ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")),
@@ -41,7 +41,7 @@ def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
     assert world.kept[-1] == found
 
 
-def test_the_best_of_alternatives_is_kept():
+def test_fastest_alternative_of_a_rung_is_kept():
     start = ladder(rung("micro-batch", micro_batch=(4, 16, 8)))
     start = replace(
         start,
@@ -54,7 +54,7 @@ def test_the_best_of_alternatives_is_kept():
     assert found.kept[0].execution.micro_batch == 16
 
 
-def test_alternatives_that_cannot_be_are_left_out_and_a_rung_of_none_is_undone():
+def test_impossible_alternatives_are_skipped():
     found = climb(
         ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)),
         World(by).actions(),
@@ -65,7 +65,7 @@ def test_alternatives_that_cannot_be_are_left_out_and_a_rung_of_none_is_undone()
     assert "does not divide" in found.rungs[1].tried[0].failure
 
 
-def test_a_rung_that_diverges_is_undone_however_fast():
+def test_diverging_rung_is_undone_even_if_faster():
     def ms_of(setup):
         if setup.execution.precision != "amp_bf16":
             return 100.0
@@ -78,7 +78,7 @@ def test_a_rung_that_diverges_is_undone_however_fast():
 
 
 @pytest.mark.parametrize("kind", ["timed out", "out of memory", "failed", "misuse"])
-def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
+def test_failed_or_hanging_rung_is_undone_with_reason(kind):
     def ms_of(setup):
         return FailedTrial(kind=kind, reason="it went wrong.") if setup.loader.workers else 100.0
 
@@ -88,7 +88,7 @@ def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
     assert found.rungs[1].tried[0].setup.loader.workers == 0
 
 
-def test_a_baseline_that_fails_ends_it():
+def test_failing_baseline_ends_the_climb():
     with pytest.raises(UserCodeError):
         climb(
             ladder(rung("shards")),
@@ -96,7 +96,7 @@ def test_a_baseline_that_fails_ends_it():
         )
 
 
-def test_shards_that_cannot_be_made_undo_their_rung():
+def test_failed_precompute_undoes_shards_rung():
     world = World(by)
     actions = world.actions()._replace(
         precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full."))
@@ -106,7 +106,7 @@ def test_shards_that_cannot_be_made_undo_their_rung():
     assert "the disk is full" in found.rungs[0].reason
 
 
-def test_close_times_are_measured_again_in_turn():
+def test_close_times_are_repeated_alternately():
     world = World(lambda setup: 98.0 if setup.loader.workers else 100.0)
     found = climb(ladder(rung("workers", workers=1)), world.actions())
     again = [(s.loader.workers, name) for s, _, name in world.tried if "again" in name]
@@ -115,8 +115,8 @@ def test_close_times_are_measured_again_in_turn():
     assert len(found.rungs[0].best.measured.trials_ms) == 3
 
 
-def test_the_first_and_the_last_setup_are_measured_in_turn_in_the_end():
-    """The machine is slow in the first two trials, the baseline's: the rungs' product says more than both setups in turn."""
+def test_first_and_last_setup_are_compared_end_to_end():
+    """The machine is slow in the two baseline trials, so the product of the rungs exceeds the end-to-end speed-up."""
     trials = iter(range(100))
 
     def ms_of(setup):
@@ -136,7 +136,7 @@ def test_the_first_and_the_last_setup_are_measured_in_turn_in_the_end():
     assert rows_of(found)[-1].total == pytest.approx(40)
 
 
-def test_a_last_setup_that_fails_in_the_end_leaves_the_product():
+def test_failed_end_to_end_trial_falls_back_to_product():
     world = World(by)
     plain = world.try_it
 
@@ -151,7 +151,7 @@ def test_a_last_setup_that_fails_in_the_end_leaves_the_product():
     assert world.said[-1] == "one of them failed: the total is the product of the rungs' speed-ups"
 
 
-def test_one_rung_that_was_kept_is_the_whole_and_not_measured_again():
+def test_single_kept_rung_skips_end_to_end_trials():
     world = World(by)
     found = climb(
         ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16")), world.actions()
@@ -160,13 +160,13 @@ def test_one_rung_that_was_kept_is_the_whole_and_not_measured_again():
     assert not [name for _, _, name in world.tried if name.startswith(END_TO_END)]
 
 
-def test_the_baseline_is_measured_with_two_seeds():
+def test_baseline_is_measured_with_two_seeds():
     world = World(by)
     climb(ladder(rung("workers", workers=1), seed=7), world.actions())
     assert [seed for _, seed, _ in world.tried] == [7, 8, 7]
 
 
-def test_it_stops_early_only_when_asked():
+def test_climb_stops_early_only_on_request():
     rungs = (rung("bf16", precision="amp_bf16"), rung("workers", workers=2))
     assert len(climb(ladder(*rungs), World(by).actions()).rungs) == 2
     early = climb(ladder(*rungs), World(by).actions(), stop_early=True)
@@ -175,7 +175,7 @@ def test_it_stops_early_only_when_asked():
     assert "bf16" in early.stopped
 
 
-def test_an_interrupted_climb_goes_on_where_it_was():
+def test_interrupted_climb_resumes_without_repeating_trials():
     rungs = (rung("workers", workers=2), rung("shards"), rung("bf16", precision="amp_bf16"))
     world = World(by)
     world.try_it = _interrupted_at(world.try_it, 4)
@@ -205,12 +205,12 @@ def _interrupted_at(try_it, count):
     return inner
 
 
-def test_only_what_is_the_same_is_taken_up():
+def test_resume_reuses_only_unchanged_rungs():
     rungs = (rung("workers", workers=2), rung("shards"))
     done = climb(ladder(*rungs), World(by).actions())
     for other in (
         ladder(rung("workers", workers=(1, 2)), rungs[1]),  # other settings
-        ladder(rungs[1], rungs[0]),  # on top of something else
+        ladder(rungs[1], rungs[0]),  # different earlier rungs
     ):
         world = World(by)
         climb(other, world.actions(), done)
@@ -229,7 +229,7 @@ def test_only_what_is_the_same_is_taken_up():
 @pytest.mark.parametrize(
     ("kind", "again"), [("timed out", 0), ("out of memory", 0), ("misuse", 1), ("failed", 1)]
 )
-def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
+def test_resume_retries_failures_that_may_be_fixed(kind, again):
     rungs = ladder(rung("workers", workers=2))
     failing = World(lambda s: FailedTrial(kind=kind, reason="x.") if s.loader.workers else 100.0)
     done = climb(rungs, failing.actions())
@@ -238,7 +238,7 @@ def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
     assert len(world.tried) == again
 
 
-def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compared():
+def test_changed_global_batch_is_compared_per_sample():
     world = World(lambda setup: 100.0 if setup.execution.global_batch == 16 else 200.0)
     found = climb(
         ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True),
@@ -249,13 +249,13 @@ def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compare
     assert found.rungs[0].losses.verdict == "not compared"
 
 
-def test_every_measured_alternative_goes_into_the_journal():
+def test_every_measured_alternative_is_journaled():
     world = World(by)
     climb(ladder(rung("micro", micro_batch=(4, 8)), job=Schedule(max_steps=10)), world.actions())
     assert [t.setup.execution.micro_batch for t in world.journal] == [16, 4, 8]
 
 
-def test_a_dry_run_tries_nothing():
+def test_preview_starts_no_trial():
     world = World(by)
     ahead = preview(
         ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))),

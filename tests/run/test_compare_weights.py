@@ -1,4 +1,4 @@
-"""How far two sets of weights are apart."""
+"""Difference between two sets of weights."""
 
 import math
 
@@ -15,7 +15,7 @@ models = st.lists(st.lists(floats, min_size=1, max_size=4), min_size=1, max_size
 )
 
 
-def test_the_tensor_that_is_furthest_apart_is_named():
+def test_difference_names_most_different_tensor():
     a = {"weight": np.array([4.0, -2.0]), "bias": np.array([1.0])}
     found = difference(a, {"weight": np.array([4.0, -2.1]), "bias": np.array([1.05])})
     assert found.tensor == "bias"
@@ -23,12 +23,12 @@ def test_the_tensor_that_is_furthest_apart_is_named():
 
 
 @given(models)
-def test_nothing_is_apart_from_itself(a):
+def test_difference_from_itself_is_zero(a):
     assert difference(a, a).relative == 0
 
 
 @given(models, floats)
-def test_a_difference_has_no_direction_and_no_unit(a, shift):
+def test_difference_is_symmetric_and_scale_invariant(a, shift):
     b = {name: value + np.float32(shift) for name, value in a.items()}
     forth, back = difference(a, b).relative, difference(b, a).relative
     scaled = difference({n: 8 * v for n, v in a.items()}, {n: 8 * v for n, v in b.items()}).relative
@@ -38,17 +38,17 @@ def test_a_difference_has_no_direction_and_no_unit(a, shift):
         assert back == pytest.approx(forth)
 
 
-def test_a_tensor_of_nothing_but_noise_is_held_against_the_model():
+def test_tiny_tensor_is_compared_with_scale_of_model():
     a = {"weight": np.ones(1000), "bias": np.array([1e-9])}
     assert difference(a, {"weight": np.ones(1000), "bias": np.array([-1e-9])}).relative < 1e-5
 
 
-def test_a_number_that_is_none_is_said():
+def test_nan_weight_gives_nan_difference():
     a = {"w": np.ones(2), "x": np.ones(1)}
     assert math.isnan(difference(a, {"w": np.array([1.0, np.nan]), "x": np.ones(1)}).relative)
 
 
-def test_files_say_the_same(tmp_path):
+def test_difference_of_files_matches_arrays(tmp_path):
     a, b = {"w": np.array([1.0, 2.0])}, {"w": np.array([1.0, 2.2])}
     np.savez(tmp_path / "a.npz", **a)
     np.savez(tmp_path / "b.npz", **b)

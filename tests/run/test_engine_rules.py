@@ -1,4 +1,4 @@
-"""What an engine cannot do is said before anything starts; the engine that an execution gets can do it."""
+"""Unsupported settings are rejected before anything starts, and the chosen engine supports the execution."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from trainpace.run.trial import LoaderSettings, Trial, check_engine, engine_for
     st.booleans(),
     st.sampled_from(["fp32", "amp_bf16", "bf16"]),
 )
-def test_every_execution_gets_an_engine_that_has_it(ranks, stage, optimizer, parameters, precision):
+def test_chosen_engine_supports_every_execution(ranks, stage, optimizer, parameters, precision):
     assume(stage >= 1 or not optimizer)
     assume(stage == 3 or not parameters)
     e = Execution(
@@ -57,7 +57,7 @@ def test_unsupported_executions_are_rejected(engine, execution):
     assert caught.value.hint
 
 
-def test_the_rules_need_no_torch_and_no_engine():
+def test_engine_rules_do_not_import_torch_or_engines():
     code = "import sys, trainpace.run.trial; print(sorted(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -75,12 +75,12 @@ def test_the_rules_need_no_torch_and_no_engine():
         {"threads_per_process": 0},
     ],
 )
-def test_a_trial_that_cannot_be(wrong):
+def test_trial_rejects_invalid_values(wrong):
     with pytest.raises(TrainpaceError):
         Trial(task="m.py:task", execution=Execution(), **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"workers": -1}, {"workers": 1, "prefetch_factor": 0}])
-def test_a_loader_that_cannot_be(wrong):
+def test_loader_settings_reject_invalid_values(wrong):
     with pytest.raises(TrainpaceError):
         LoaderSettings(**wrong)

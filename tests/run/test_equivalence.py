@@ -1,4 +1,4 @@
-"""`trainpace verify`: planted causes are found by intervention, and equal trainings are said to be equal."""
+"""`trainpace verify` finds planted causes by intervention and reports equal trainings as equal."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def ask(folder, *arguments, code):
 
 
 @pytest.mark.slow
-def test_equal_ways_are_equal(folder):
+def test_verify_reports_equivalent_training(folder):
     said = ask(folder, "mine.py:plain", code=0)
     assert [way["way"] for way in said["ways"]] == ["accumulate", "data_parallel", "ddp", "fsdp2"]
     for way in said["ways"]:
@@ -147,9 +147,9 @@ def test_equal_ways_are_equal(folder):
         ("clipped", "no_hooks"),
     ],
 )
-def test_a_cause_is_found_for_every_way(folder, task, cause):
+def test_verify_finds_cause_for_every_way(folder, task, cause):
     said = ask(folder, f"mine.py:{task}", code=1)
-    # replicas of DataParallel have one backward pass, so hooks act on the gradient of the whole batch
+    # DataParallel replicas share one backward pass, so hooks act on the gradient of the whole batch.
     as_one = {"data_parallel"} if task == "clipped" else set()
     assert {way["way"] for way in said["ways"] if way["equal"]} == as_one
     for way in said["ways"]:
@@ -176,7 +176,7 @@ def test_a_cause_is_found_for_every_way(folder, task, cause):
         ),
     ],
 )
-def test_a_planted_cause_is_found(folder, task, cause):
+def test_verify_finds_planted_cause_of_accumulation(folder, task, cause):
     (way,) = ask(folder, f"mine.py:{task}", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == cause
 
@@ -191,19 +191,19 @@ def test_means_over_unequal_targets_are_found_under_adamw(folder, way):
 
 
 @pytest.mark.long
-def test_deepspeed_trains_the_same(folder, monkeypatch):
+def test_verify_finds_deepspeed_equivalent(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ENGINES))
     (way,) = ask(folder, "mine.py:plain", "--way", "deepspeed", code=0)["ways"]
     assert 0 < way["difference"] <= 1e-5 < way["moved"]
 
 
-def test_replicas_divide_as_torch_chunks():
-    """Five samples on four GPUs are 2 + 2 + 1: torch.chunk leaves the fourth without any."""
+def test_data_parallel_splits_batch_like_torch_chunk():
+    """Five samples on four GPUs are 2 + 2 + 1: torch.chunk gives the fourth GPU none."""
     assert Question(model="m", batch=5, ranks=4).sizes("data_parallel") == (2, 2, 1)
 
 
 @pytest.mark.long
-def test_parts_of_unequal_size_and_number_formats(folder):
+def test_verify_finds_unequal_parts_and_precision_causes(folder):
     (way,) = ask(folder, "mine.py:plain", "--batch", "10", "--way", "accumulate", code=1)["ways"]
     assert (way["sizes"], way["cause"]) == ([3, 3, 2, 2], ["weight_by_samples"])
     (replicas,) = ask(folder, "mine.py:plain", "--batch", "9", "--way", "data_parallel", code=0)[
@@ -219,7 +219,7 @@ def test_parts_of_unequal_size_and_number_formats(folder):
 
 
 @pytest.mark.long
-def test_what_no_change_explains_is_said(folder):
+def test_verify_reports_unexplained_differences(folder):
     said = ask(folder, "mine.py:contrastive", "--way", "accumulate", code=1)
     assert "not the mean of its parts" in said["verdict"][0]
     said = ask(folder, "mine.py:unseeded", "--way", "accumulate", code=1)
@@ -229,7 +229,7 @@ def test_what_no_change_explains_is_said(folder):
 
 
 @pytest.mark.slow
-def test_misuse_is_one_sentence(folder):
+def test_verify_misuse_gives_one_line_error(folder):
     assert "ZeroDivisionError" in verify(folder, "mine.py:broken", code=2).stderr
     assert "cannot be divided" in verify(folder, "mine.py:plain", "--batch", "3", code=2).stderr
 
@@ -245,19 +245,19 @@ def test_misuse_is_one_sentence(folder):
         {"tolerance": 0.0},
     ],
 )
-def test_questions_that_make_no_sense(wrong):
+def test_question_rejects_invalid_values(wrong):
     with pytest.raises(TrainpaceError):
         Question(model="resnet18", **wrong)
 
 
-def test_parts_hold_every_sample_once():
+def test_batch_parts_hold_every_sample_once():
     q = Question(model="m", batch=10, parts=4)
     assert q.sizes("accumulate") == (3, 3, 2, 2)
     assert q.sizes("ddp") == (5, 5)
     assert q.sizes("whole") == (10,)
 
 
-def test_only_what_was_seen_is_changed():
+def test_candidate_changes_follow_observed_facts():
     q = Question(model="m", batch=10, parts=4)
     assert candidates(q, Facts(losses=()), "ddp") == ("sum", "fp64")
     assert candidates(q, Facts(losses=()), "accumulate") == ("weight_by_samples", "sum", "fp64")
@@ -274,7 +274,7 @@ def test_replicas_are_weighted_only_if_each_has_its_own_loss():
     assert candidates(q, own, "data_parallel") == weights
 
 
-def test_nothing_is_weighted_where_nothing_is_divided():
+def test_whole_batch_variant_drops_weighting_changes():
     assert Variant(way="ddp", changes=("sum", "no_dropout")).whole == Variant(
         way="whole", changes=("no_dropout",)
     )

@@ -1,4 +1,4 @@
-"""The ladders of examples/: every rung is a change that the script's files or command take."""
+"""Ladders of examples/: every rung is a change that the script's files or command accept."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["characters", "photographs", "docstrings"])
-def test_every_rung_of_a_script_can_be_tried(name, tmp_path):
+def test_dry_run_of_example_ladders_has_no_impossible_rung(name, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -33,7 +33,7 @@ def test_every_rung_of_a_script_can_be_tried(name, tmp_path):
         assert len(rung["started"]) == len(rung["alternatives"])
 
 
-def test_a_step_of_the_characters_sees_the_same_sequences_however_it_is_divided():
+def test_characters_step_uses_same_sequences_for_any_division():
     torch = pytest.importorskip("torch")
     sys.path.insert(0, str(EXAMPLES / "characters"))
     import train
@@ -48,7 +48,7 @@ def test_a_step_of_the_characters_sees_the_same_sequences_however_it_is_divided(
     assert torch.equal(x[1:], target[:-1])
 
 
-def test_dropout_by_bytes_keeps_as_many_elements_and_their_mean():
+def test_byte_dropout_keeps_rate_and_mean():
     torch = pytest.importorskip("torch")
     sys.path.insert(0, str(EXAMPLES / "characters"))
     import train
@@ -61,7 +61,7 @@ def test_dropout_by_bytes_keeps_as_many_elements_and_their_mean():
     assert torch.equal(dropout.eval()(x), x)
 
 
-def test_attention_by_bytes_is_torchs_own_without_dropout():
+def test_byte_attention_matches_torch_without_dropout():
     torch = pytest.importorskip("torch")
     sys.path.insert(0, str(EXAMPLES / "characters"))
     import train

@@ -1,4 +1,4 @@
-"""What forecasts of a ladder are made of."""
+"""Inputs of ladder forecasts."""
 
 import textwrap
 from types import SimpleNamespace
@@ -39,14 +39,14 @@ def task(tmp_path):
     return f"{tmp_path / 'busy_task.py'}:task"
 
 
-def test_a_samples_cost_is_timed_once_for_all_batch_sizes(task):
+def test_sample_cost_is_timed_once_for_all_batches(task):
     four, eight = costs(task, None, [4, 8], False, 0)
     assert (four.batch_size, eight.batch_size) == (4, 8)
     assert four.sample_wall_ms == eight.sample_wall_ms > 0
     assert four.send_ms == 0
 
 
-def test_links_of_one_machine_give_back_its_all_reduce():
+def test_single_host_links_reproduce_measured_all_reduce():
     timed = AllReduce(
         ranks=2,
         backend="gloo",
@@ -63,7 +63,7 @@ def test_links_of_one_machine_give_back_its_all_reduce():
     assert seconds[0] == pytest.approx(200e-6 + 8e6 / 2e9)
 
 
-def test_threads_of_a_rank(monkeypatch):
+def test_threads_per_rank_follow_cores_setup_or_environment(monkeypatch):
     monkeypatch.setattr(forecasts, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     four = Setup(task="t", execution=Execution(nproc_per_node=4))
@@ -77,8 +77,8 @@ def setup(**rest) -> Setup:
     return Setup(task="resnet18", execution=Execution(**rest.pop("execution", {})), **rest)
 
 
-def test_a_scripts_own_settings_are_not_forecast_before_they_are_measured(tmp_path, monkeypatch):
-    """From then on other setups with the same ones are, as ratios."""
+def test_own_settings_are_forecast_only_after_measurement(tmp_path, monkeypatch):
+    """After a measurement, setups with the same own settings are forecast by ratio."""
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(
         seen, "_forecast", lambda s: forecast_of_ms(10.0 if s.execution.micro_batch == 1 else 20.0)
@@ -99,7 +99,7 @@ def test_a_scripts_own_settings_are_not_forecast_before_they_are_measured(tmp_pa
     assert told.reason == forecasts.OWN_SETTINGS
 
 
-def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
+def test_unknown_rates_give_a_reason_instead_of_forecast(tmp_path, monkeypatch):
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_forecast", lambda _: forecast_of_ms(None))
     shards = setup(loader=LoaderSettings(shards=str(tmp_path / "none")))
@@ -108,7 +108,7 @@ def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
     assert not_made.step_ms is None
 
 
-def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
+def test_untimed_samples_give_a_reason_instead_of_forecast(tmp_path, monkeypatch):
     def fails(*_, **__):
         raise TrainpaceError("the disk is gone.")
 
@@ -119,9 +119,7 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
     assert "the disk is gone" in found[0].reason
 
 
-def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_measured(
-    tmp_path, monkeypatch
-):
+def test_failed_calibration_still_forecasts_from_measured_trials(tmp_path, monkeypatch):
     tries = []
 
     def too_busy():
@@ -149,14 +147,14 @@ def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_mea
     assert len(tries) == 1
 
 
-def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
+def test_unmeasured_node_links_are_not_forecast(tmp_path, monkeypatch):
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     assert "between the nodes" in seen.forecast([setup(execution={"nnodes": 2})], [])[0].reason
 
 
-def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch):
-    """Measured once in bf16, another micro-batch is forecast by what fp32 gains by it, and said so."""
+def test_precision_without_rates_scales_by_fp32_ratio(tmp_path, monkeypatch):
+    """After one bf16 measurement, another micro-batch is forecast by the gain of fp32, with a note."""
     ms = {16: 10.0, 8: 15.0, 1: 50.0}
 
     def forecast(setup):
@@ -179,8 +177,8 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
     )
 
 
-def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monkeypatch):
-    """Two ranks that halve the samples cannot be faster than without their exchange, and a slower one shows."""
+def test_local_ranks_use_measured_all_reduce(tmp_path, monkeypatch):
+    """Two ranks with half the samples each still pay for the all-reduce; a slower all-reduce raises the forecast."""
 
     def seen(latency_us: float) -> float:
         here = LadderForecasts(tmp_path, "cpu", machine_profile, lambda _: None, 10)
@@ -203,7 +201,7 @@ def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monk
     assert seen(1e6) > seen(10) > 0
 
 
-def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_path, monkeypatch):
+def test_timed_node_links_are_used_and_only_ddp_overlaps(tmp_path, monkeypatch):
     asked = []
 
     def forecast(self, execution):

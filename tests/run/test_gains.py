@@ -1,4 +1,4 @@
-"""Faster beyond the noise?"""
+"""Tests whether a speed-up exceeds the noise."""
 
 import random
 
@@ -12,7 +12,7 @@ TIMES = st.lists(st.floats(1, 1000), min_size=1, max_size=4)
 
 
 @given(TIMES, TIMES)
-def test_the_interval_holds_the_ratio_and_turning_it_round_inverts_it(old, new):
+def test_gain_interval_contains_ratio_and_inverts_when_swapped(old, new):
     gain, back = gain_of(old, new), gain_of(new, old)
     assert gain.low <= gain.ratio <= gain.high
     assert gain.ratio * back.ratio == pytest.approx(1)
@@ -26,13 +26,13 @@ def test_single_trials_need_a_clear_gain():
     assert not gain_of([100], [95]).clear
 
 
-def test_steady_repeats_tell_a_small_gain_and_noisy_ones_do_not():
+def test_small_gain_needs_steady_repeats():
     assert gain_of([100, 100.5, 99.8], [95, 95.2, 94.9]).faster
     assert not gain_of([100, 115, 92], [95, 108, 90]).faster
 
 
-def test_noise_alone_is_seldom_a_gain():
-    """Of two equal setups one in twenty seems faster, as a one-sided 95 % bound has it."""
+def test_equal_setups_seem_faster_in_5_percent():
+    """The interval is a one-sided 95 % bound."""
     draw = random.Random(0)
 
     def times():

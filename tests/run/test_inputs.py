@@ -1,4 +1,4 @@
-"""Ladders from files."""
+"""Ladders read from files."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def write(tmp_path):
     return inner
 
 
-def test_a_ladder(write, tmp_path):
+def test_ladder_is_read_from_toml(write, tmp_path):
     found = read_ladder(write(TEXT))
     assert found.start.task == f"{tmp_path / 'train.py'}:task"
     assert (found.start.execution.global_batch, found.start.loader.workers, found.seconds) == (
@@ -52,7 +52,7 @@ def test_a_ladder(write, tmp_path):
     assert read_ladder(write(TEXT), task="resnet18").start.task == "resnet18"
 
 
-def test_a_global_batch_to_start_from(write):
+def test_start_global_batch_sets_accumulation(write):
     text = TEXT.replace("accumulation = 4", "global_batch = 32")
     assert read_ladder(write(text)).start.execution.accumulation == 8
 
@@ -74,20 +74,20 @@ def test_a_global_batch_to_start_from(write):
         ("epochs = 3", "epochs = 0", "epochs"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_with_the_nearest_name(write, old, new, said):
+def test_invalid_ladder_error_suggests_nearest_name(write, old, new, said):
     assert old in TEXT
     with pytest.raises(TrainpaceError, match=said):
         read_ladder(write(TEXT.replace(old, new)))
 
 
-def test_what_a_cluster_wants(write):
+def test_ladder_reads_slurm_options(write):
     found = read_ladder(write(TEXT + '[slurm]\npartition = "gpu"\nextra = ["--exclusive"]\n'))
     assert (found.slurm.partition, found.slurm.extra) == ("gpu", ("--exclusive",))
     with pytest.raises(TrainpaceError, match="partition"):
         read_ladder(write(TEXT + '[slurm]\npartitions = "gpu"\n'))
 
 
-def test_other_files(write, tmp_path):
+def test_unsupported_ladder_files_are_rejected(write, tmp_path):
     with pytest.raises(UnreadableInput):
         read_ladder(write("x", "plan.yaml"))
     with pytest.raises(UnreadableInput):
@@ -115,7 +115,7 @@ def plan(**rest) -> Plan:
     return Plan(start=start, changes=changes, now=outlook, **rest)
 
 
-def test_a_plans_changes_are_rungs(tmp_path):
+def test_plan_changes_become_rungs(tmp_path):
     save(plan(model="train.py:task"), tmp_path / "plan.json")
     found = read_ladder(tmp_path / "plan.json", precompute="train.py:photos")
     assert (found.start.task, found.start.loader.workers, found.device) == (
@@ -130,7 +130,7 @@ def test_a_plans_changes_are_rungs(tmp_path):
     assert not found.allow_global_batch
 
 
-def test_plans_that_do_not_say_enough():
+def test_incomplete_plans_are_rejected():
     with pytest.raises(TrainpaceError, match="--task"):
         ladder_of_plan(plan())
     with pytest.raises(TrainpaceError, match="--precompute"):
@@ -139,7 +139,7 @@ def test_plans_that_do_not_say_enough():
         ladder_of_plan(Plan(start=Execution(), changes=(), model="resnet18", reason="memory binds"))
 
 
-def test_the_fingerprint_is_of_the_code_beside_the_task(tmp_path):
+def test_fingerprint_covers_code_beside_task(tmp_path):
     (tmp_path / "train.py").write_text("x = 1\n")
     spec = f"{tmp_path / 'train.py'}:task"
     first = fingerprint(spec)

@@ -1,5 +1,7 @@
-"""Climbs in any order of interruptions, failed writes, changed files and changed ladders: no rung that was measured and kept is
-measured again, no other is taken up, and the result is what one undisturbed climb gives."""
+"""Stateful test of climbs with interruptions, failed writes, changed files and changed ladders.
+
+A rung that was measured and kept is not measured again, no other rung is reused, and the result equals one undisturbed climb.
+"""
 
 import shutil
 import tempfile
@@ -40,7 +42,7 @@ class Climbs(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def ms_of(self, setup):
-        """100 ms and what the setup makes of it, far enough apart that no trial is repeated for noise."""
+        """Return the step time of a setup. Setups differ enough that noise repeats no trial."""
         if setup.loader.prefetch_factor == 7:
             return FailedTrial(kind="timed out", reason="it hung.")
         if setup.loader.pin_memory and not self.mended:
@@ -70,7 +72,7 @@ class Climbs(RuleBasedStateMachine):
 
     @rule(slowness=st.integers(1, 3))
     def slow_down(self, slowness):
-        """Another code, with other times."""
+        """Change the code and its times."""
         self.slowness = slowness
         self.file.write_text(f"# {slowness}\n")
 
@@ -84,7 +86,7 @@ class Climbs(RuleBasedStateMachine):
 
     @rule()
     def mend_the_machine(self):
-        """For good: what was measured is not measured again, so a machine that broke anew would not be seen."""
+        """Repair the machine permanently. Measured rungs are not measured again, so a new fault would not be seen."""
         self.mended = True
 
     @rule(
@@ -93,7 +95,7 @@ class Climbs(RuleBasedStateMachine):
         error=st.sampled_from([KeyboardInterrupt, MemoryError]),
     )
     def climb_and_be_ended(self, after, writing, error):
-        """Ended at a trial, or where the state is written: what was kept before is there."""
+        """End a climb at a trial or while its state is written. Earlier results remain."""
         before = measured_in(self.kept())
         _, actions = self.world()
         left = iter(range(after))
@@ -137,7 +139,7 @@ class Climbs(RuleBasedStateMachine):
 
 
 def titles_tried(world):
-    """Of the rungs themselves, not of the baseline nor of what was kept before, which may be measured again beside a rung."""
+    """Return the titles of the tried rungs, without the baseline and earlier setups that may be repeated next to a rung."""
     setups = [
         name
         for _, _, name in world.tried
@@ -148,7 +150,7 @@ def titles_tried(world):
 
 
 def what_of(result):
-    """All but what hangs on earlier trials: whether the kept setup was measured again beside it."""
+    """Return everything that does not depend on earlier trials, such as whether the kept setup was repeated."""
     return (
         result.key,
         result.kept,
@@ -158,7 +160,7 @@ def what_of(result):
 
 
 def measured_in(state):
-    """The rungs that need not be measured again."""
+    """Return the rungs that need not be measured again."""
     return (
         set()
         if state is None
@@ -172,10 +174,10 @@ def run_machine(examples, steps):
     )
 
 
-def test_any_order_of_climbs():
+def test_climbs_survive_any_order_of_interruptions():
     run_machine(60, 20)
 
 
 @pytest.mark.long
-def test_any_order_of_climbs_for_long():
+def test_climbs_survive_long_orders_of_interruptions():
     run_machine(1500, 50)

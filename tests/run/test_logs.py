@@ -66,12 +66,12 @@ MISSED = (
         ("Error: no such model.\n", "Error: no such model."),
     ],
 )
-def test_the_reason_of_a_failure(tmp_path, text, reason):
+def test_first_error_in_log_is_the_reason(tmp_path, text, reason):
     (tmp_path / "log").write_text(text)
     assert first_error(tmp_path / "log") == reason
 
 
-def test_whole_lines_as_they_come(tmp_path):
+def test_follower_reports_only_whole_lines(tmp_path):
     told = []
     follower = Follower(tmp_path / "log", told.append)
     follower.report()
@@ -93,7 +93,7 @@ def test_whole_lines_as_they_come(tmp_path):
     assert told == ["�"]
 
 
-def test_the_tail(tmp_path):
+def test_tail_returns_last_lines_of_log(tmp_path):
     (tmp_path / "log").write_text("\n".join(map(str, range(100))))
     assert tail_of(tmp_path / "log").split() == [str(i) for i in range(100 - TAIL_LINES, 100)]
     assert tail_of(tmp_path / "none") == ""

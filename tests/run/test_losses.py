@@ -1,4 +1,4 @@
-"""Loss curves beside the baseline's."""
+"""Loss curves compared with the baseline's."""
 
 import math
 
@@ -14,13 +14,13 @@ LOSSES = st.lists(st.floats(0.01, 100), min_size=8, max_size=60)
 
 
 @given(LOSSES, st.floats(0.01, 1))
-def test_a_curve_is_ok_beside_itself(losses, tolerance):
+def test_curve_compared_with_itself_is_ok(losses, tolerance):
     check = compare(losses, losses, tolerance)
     assert (check.verdict, check.worst, check.at_end) == ("ok", 0, 0)
 
 
 @given(LOSSES, st.floats(0.1, 100))
-def test_units_do_not_matter(losses, factor):
+def test_loss_comparison_is_scale_invariant(losses, factor):
     other = [loss * 1.3 for loss in losses]
     a, b = (
         compare(losses, other, 0.1),
@@ -29,7 +29,7 @@ def test_units_do_not_matter(losses, factor):
     assert a.worst == pytest.approx(b.worst)
 
 
-def test_a_loss_that_ends_higher_diverges_and_one_that_is_lower_drifts():
+def test_higher_final_loss_diverges_and_lower_loss_drifts():
     higher = [loss + 0.3 * i / 40 for i, loss in enumerate(CURVE)]
     assert compare(CURVE, higher, 0.1).verdict == "diverges"
     assert "above the baseline's" in compare(CURVE, higher, 0.1).reason
@@ -38,26 +38,26 @@ def test_a_loss_that_ends_higher_diverges_and_one_that_is_lower_drifts():
     assert compare(CURVE, bump, 0.1).verdict == "drifts"
 
 
-def test_noise_within_the_tolerance_is_ok_and_smoothing_takes_single_steps_out():
+def test_loss_noise_and_single_spikes_are_ok():
     noisy = [loss + 0.05 * (-1) ** i for i, loss in enumerate(CURVE)]
     assert compare(CURVE, noisy, 0.1).verdict == "ok"
     assert compare(CURVE, [*CURVE[:20], CURVE[20] + 0.3, *CURVE[21:]], 0.1).verdict == "ok"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_diverges(bad):
+def test_non_finite_loss_diverges(bad):
     check = compare(CURVE, [*CURVE[:5], bad], 10.0)
     assert check.verdict == "diverges"
     assert "step 6" in check.reason
 
 
-def test_a_loss_near_zero_is_measured_against_the_first():
-    """0.001 beside 0.0001 is ten times as much and no difference that matters."""
+def test_loss_near_zero_is_relative_to_first_loss():
+    """0.001 is ten times 0.0001, but the difference does not matter."""
     down = [0.7, 0.7, 0.1, 0.1, 0.01, 0.01, 1e-4, 1e-4]
     assert compare(down, [*down[:-2], 1e-3, 1e-3], 0.1).verdict == "ok"
 
 
-def test_the_baselines_own_spread_widens_the_tolerance():
+def test_baseline_spread_widens_loss_tolerance():
     rng = np.random.default_rng(0)
     one, other = (
         [loss + 0.15 * (i >= 20) * k + rng.normal(0, 0.01) for i, loss in enumerate(CURVE)]
@@ -69,6 +69,6 @@ def test_the_baselines_own_spread_widens_the_tolerance():
     assert compare(one, other, 0.1, spread).verdict == "ok"
 
 
-def test_too_few_steps_are_not_compared():
+def test_short_loss_curves_are_not_compared():
     assert compare(CURVE[:5], CURVE, 0.1).verdict == "not compared"
     assert own_spread(CURVE[:3], CURVE) == 0

@@ -14,7 +14,7 @@ WRITES = "import os, pathlib; pathlib.Path(os.environ['RESULT']).write_text('don
 
 
 def job_of(folder, code, **more):
-    """A job that runs `code`, to leave its result where RESULT says."""
+    """Return a job that runs `code`, which writes its result to the path in RESULT."""
     environment = {"RESULT": str(folder / "result.json"), **more.pop("environment", {})}
     script = folder / "script.py"
     script.write_text(code)
@@ -46,7 +46,7 @@ def appears(path, seconds=30.0):
 # --- text
 
 
-def test_the_text_is_the_whole_command_line(tmp_path):
+def test_torchrun_text_is_the_whole_command_line(tmp_path):
     job = Job(
         name="a",
         program=("-m", "some.rank", "x y"),
@@ -60,7 +60,7 @@ def test_the_text_is_the_whole_command_line(tmp_path):
     )
 
 
-def test_one_plain_process_is_rank_0_of_1(tmp_path):
+def test_plain_process_runs_as_rank_0_of_1(tmp_path):
     job = Job(name="a", program=("s.py",), folder=str(tmp_path), result="r", environment={"A": "b"})
     assert ThisMachine(python="python", cores=8, threads_given=False).text(job) == (
         "env RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=0 PYTHONUNBUFFERED=1 OMP_NUM_THREADS=8 "
@@ -78,7 +78,7 @@ def test_one_plain_process_is_rank_0_of_1(tmp_path):
         ({"nproc_per_node": 99}, False, "1"),
     ],
 )
-def test_threads_are_a_share_of_the_cores_unless_given(job, given, threads):
+def test_threads_default_to_share_of_cores(job, given, threads):
     whole = {
         "name": "a",
         "program": ("s.py",),
@@ -91,7 +91,7 @@ def test_threads_are_a_share_of_the_cores_unless_given(job, given, threads):
     assert found.get("OMP_NUM_THREADS") == threads
 
 
-def test_jobs_that_a_launcher_cannot_start(tmp_path):
+def test_launchers_reject_jobs_they_cannot_start(tmp_path):
     whole = {"name": "a", "program": ("s.py",), "folder": ".", "result": "r"}
     with pytest.raises(TrainpaceError, match="Slurm"):
         Torchrun().text(Job(**whole, nnodes=2))
@@ -102,7 +102,7 @@ def test_jobs_that_a_launcher_cannot_start(tmp_path):
 # --- one process
 
 
-def test_a_job_that_leaves_its_result_is_done(tmp_path):
+def test_job_with_result_is_done(tmp_path):
     said = []
     ended = ThisMachine().run(
         job_of(tmp_path, f"{WRITES}\nprint('first')\nprint('second', end='')"), said.append
@@ -112,17 +112,17 @@ def test_a_job_that_leaves_its_result_is_done(tmp_path):
     assert Path(ended.log).read_text() == "first\nsecond"
 
 
-def test_the_result_counts_and_not_the_exit_code(tmp_path):
+def test_job_state_follows_result_not_exit_code(tmp_path):
     assert ThisMachine().run(job_of(tmp_path, f"{WRITES}\nimport os; os.abort()")).state == "done"
     ended = ThisMachine().run(
         job_of(tmp_path, "print('all is well')")
-    )  # the result of the run before does not count
+    )  # The result of an earlier run does not count.
     assert (ended.state, ended.exit_code) == ("failed", 0)
     assert ended.reason == "trial 1 left no result: it ended with exit code 0."
     assert ended.tail == "all is well"
 
 
-def test_the_reason_is_the_error(tmp_path):
+def test_failed_job_reason_is_its_error(tmp_path):
     ended = ThisMachine().run(
         job_of(tmp_path, "import sys\nprint('hello')\nraise ValueError('no such batch')")
     )
@@ -133,7 +133,7 @@ def test_the_reason_is_the_error(tmp_path):
     )
 
 
-def test_a_killed_process_is_said_to_lack_memory(tmp_path):
+def test_sigkill_reason_suggests_out_of_memory(tmp_path):
     ended = ThisMachine().run(job_of(tmp_path, "import os; os.kill(os.getpid(), 9)"))
     assert ended.reason == "trial 1 left no result: it died of SIGKILL, most likely out of memory."
 
@@ -148,7 +148,7 @@ time.sleep(600)
 """
 
 
-def test_a_job_that_hangs_is_ended_with_all_it_started(tmp_path):
+def test_hanging_job_is_killed_with_its_child_processes(tmp_path):
     pids = tmp_path / "pids"
     ended = ThisMachine().run(
         job_of(tmp_path, HANGS, timeout_s=2.0, environment={"PIDS": str(pids)})
@@ -159,14 +159,14 @@ def test_a_job_that_hangs_is_ended_with_all_it_started(tmp_path):
     assert [is_alive(pid) for pid in pids.read_text().split()] == [False, False]
 
 
-def test_a_job_that_hangs_after_its_result_is_done(tmp_path, monkeypatch):
+def test_job_that_hangs_after_result_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr("trainpace.run.job.GRACE_S", 0.3)
     ended = ThisMachine().run(job_of(tmp_path, f"{WRITES}\nimport time; time.sleep(600)"))
     assert ended.state == "done"
     assert ended.seconds < GRACE_S
 
 
-def test_what_a_finished_job_left_running_is_ended(tmp_path):
+def test_leftover_processes_of_finished_job_are_killed(tmp_path):
     pids = tmp_path / "pids"
     code = HANGS.replace("time.sleep(600)\n", "\n") + WRITES
     assert (
@@ -176,7 +176,7 @@ def test_what_a_finished_job_left_running_is_ended(tmp_path):
 
 
 @may_leave_a_file_open
-def test_ctrl_c_ends_all_of_it(tmp_path):
+def test_ctrl_c_kills_job_and_child_processes(tmp_path):
     pids = tmp_path / "pids"
     interrupt_when(lambda: is_written(pids))
     with pytest.raises(KeyboardInterrupt):
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_all_of_it(tmp_path):
     assert [is_alive(pid) for pid in pids.read_text().split()] == [False, False]
 
 
-def test_ranks_end_with_us_however_we_end(tmp_path):
+def test_job_processes_end_if_launcher_is_killed(tmp_path):
     pids, asker = tmp_path / "pids", tmp_path / "asker.py"
     job = job_of(tmp_path, HANGS, environment={"PIDS": str(pids)})
     asker.write_text(
@@ -203,7 +203,7 @@ def test_ranks_end_with_us_however_we_end(tmp_path):
     assert [is_alive(pid) for pid in left] == [False, False]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_unwritable_job_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     job = Job(
         name="a", program=("s.py",), folder=str(tmp_path / "file"), result=str(tmp_path / "r")
@@ -227,14 +227,14 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_one_plain_process_may_form_a_group_of_one(tmp_path):
+def test_plain_process_can_init_process_group(tmp_path):
     job = job_of(tmp_path, REDUCES)
     assert ThisMachine().run(job).state == "done"
     assert Path(job.result).read_text() == "[1.0, 1.0, 1.0]"
 
 
 @pytest.mark.slow
-def test_two_ranks_reduce(tmp_path):
+def test_torchrun_ranks_all_reduce(tmp_path):
     said = []
     job = job_of(tmp_path, REDUCES, nproc_per_node=2, cpus_per_process=1)
     ended = Torchrun().run(job, said.append)
@@ -244,7 +244,7 @@ def test_two_ranks_reduce(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_is_named_and_not_those_that_missed_it(tmp_path):
+def test_reason_is_error_of_raising_rank(tmp_path):
     code = REDUCES.replace(
         "mine =", "if dist.get_rank() == 1: raise ValueError('bad sample')\nmine ="
     )
@@ -253,7 +253,7 @@ def test_a_rank_that_raises_is_named_and_not_those_that_missed_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank(tmp_path):
+def test_killed_rank_is_the_reason(tmp_path):
     code = REDUCES.replace("mine =", "if dist.get_rank() == 1: os.kill(os.getpid(), 9)\nmine =")
     ended = Torchrun().run(job_of(tmp_path, code, nproc_per_node=2))
     assert ended.reason == "a rank died of SIGKILL, most likely out of memory"
@@ -261,7 +261,7 @@ def test_a_killed_rank(tmp_path):
 
 @pytest.mark.slow
 @may_leave_a_file_open
-def test_ctrl_c_ends_ranks_that_have_sessions_of_their_own(tmp_path):
+def test_ctrl_c_kills_ranks_in_own_sessions(tmp_path):
     code = """
 import os, pathlib, time
 pathlib.Path(os.environ["PIDS"] + os.environ["RANK"]).write_text(str(os.getpid()))
@@ -275,7 +275,7 @@ time.sleep(600)
     assert [is_alive((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)] == [False, False]
 
 
-def test_a_log_without_end_ends_the_job(tmp_path, monkeypatch):
+def test_job_fails_if_log_exceeds_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "MOST_LOG_BYTES", 1 << 20)
     ended = ThisMachine().run(job_of(tmp_path, "while True: print('x' * 999)"))
     assert ended.state == "failed"
@@ -283,7 +283,7 @@ def test_a_log_without_end_ends_the_job(tmp_path, monkeypatch):
     assert ended.tail.startswith("xxx")
 
 
-def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path, monkeypatch):
+def test_long_log_is_read_at_beginning_and_end(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "READ_BYTES", 4096)
     (tmp_path / "log").write_text("ValueError: why\n" + "noise\n" * 10_000 + "the end\n")
     assert jobs.first_error(tmp_path / "log") == "ValueError: why"

@@ -1,4 +1,4 @@
-"""Real trials in processes of their own: every engine trains the same, and what goes wrong is said in one sentence."""
+"""Real trials in child processes: every engine trains the same, and failures have one-line reasons."""
 
 import os
 from pathlib import Path
@@ -110,7 +110,7 @@ RARELY = ("compiled", "FSDP2, offloaded", "ZeRO 1, accumulate 2", "ZeRO 2, offlo
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[pytest.mark.long] * (way in RARELY)) for way in WAYS]
 )
-def test_every_way_trains_the_same(way, plain, tmp_path):
+def test_every_engine_trains_with_same_losses(way, plain, tmp_path):
     engine, execution = WAYS[way]
     task = "sgd" if "accumulate" in way else "mlp"
     result = run(trial_of(engine, task, **execution), tmp_path)
@@ -136,7 +136,7 @@ def test_every_way_trains_the_same(way, plain, tmp_path):
         ("deepspeed", "bf16", {"micro_batch": 4, "zero_stage": 2, **TWO}),
     ],
 )
-def test_half_precision_trains_nearly_the_same(engine, precision, execution, plain, tmp_path):
+def test_half_precision_losses_stay_within_5_percent(engine, precision, execution, plain, tmp_path):
     result = run(trial_of(engine, "sgd", precision=precision, **execution), tmp_path)
     assert isinstance(result, TrialResult), result.reason
     assert result.losses == pytest.approx(plain("sgd"), rel=0.05)
@@ -144,16 +144,18 @@ def test_half_precision_trains_nearly_the_same(engine, precision, execution, pla
 
 
 @NEEDS_ENGINES
-def test_fp16_under_ddp_on_a_cpu_is_fp16(plain, tmp_path):
-    """Fabric would put bf16 in its place there, whose losses are off by eight times as much. The scale, 2**16 at first, is too large
-    for the gradients of step 7, which the scaler leaves out."""
+def test_ddp_on_cpu_uses_fp16_not_bf16(plain, tmp_path):
+    """Fabric would use bf16 here, whose losses are off by eight times as much.
+
+    The initial scale of 2**16 is too large for the gradients of step 7, which the scaler skips.
+    """
     result = run(trial_of("ddp", "sgd", precision="amp_fp16", micro_batch=4, **TWO), tmp_path)
     assert isinstance(result, TrialResult), result.reason
     assert result.losses[:6] == pytest.approx(plain("sgd")[:6], rel=FP16_ROUNDING)
     assert result.losses[:6] != pytest.approx(plain("sgd")[:6], rel=EQUAL)
 
 
-def test_shards_bring_the_samples_that_the_task_computes(tmp_path):
+def test_shards_hold_same_samples_as_task(tmp_path):
     from trial_tasks import Plain
 
     shards = write_folder(tmp_path / "shards", Plain(), 20, 5)
@@ -173,7 +175,7 @@ def test_shards_bring_the_samples_that_the_task_computes(tmp_path):
     assert "`online`" in refused.reason
 
 
-def test_seconds_are_kept_to(tmp_path):
+def test_trial_ends_after_given_seconds(tmp_path):
     trial = Trial(
         task="torchvision:resnet18", execution=Execution(micro_batch=1), seconds=0.5, warmup_steps=1
     )
@@ -195,7 +197,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("task", "workers"), [*((task, 0) for task in FAILURES), ("torn", 1)])
-def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
+def test_failed_trial_has_one_line_reason(task, workers, tmp_path):
     kind, says = FAILURES[task]
     result = run(
         trial_of(task=task, steps=12, micro_batch=8, loader=LoaderSettings(workers=workers)),
@@ -209,13 +211,13 @@ def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
 
 
 @NEEDS_ENGINES
-def test_a_rank_that_is_killed_is_the_reason(tmp_path):
+def test_killed_rank_is_reason_of_failed_trial(tmp_path):
     result = run(trial_of("ddp", "fatal", steps=20, micro_batch=4, **TWO), tmp_path)
     assert result.kind == "failed"
     assert "SIGKILL" in result.reason
 
 
-def test_a_trial_that_hangs_is_ended(tmp_path):
+def test_hanging_trial_times_out(tmp_path):
     result = run(trial_of(task="hanging"), tmp_path, timeout_s=8.0)
     assert result.kind == "timed out"
 
@@ -227,29 +229,27 @@ def test_a_trial_that_hangs_is_ended(tmp_path):
         ("deepspeed", {"zero_stage": 2}, "'trainpace[lightning]'"),
     ],
 )
-def test_an_engine_that_is_missing_says_how_to_install_it(
-    engine, execution, install, tmp_path, monkeypatch
-):
+def test_missing_engine_names_pip_install(engine, execution, install, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     result = run(trial_of(engine, micro_batch=2, **execution), tmp_path)
     assert result.kind == "misuse"
     assert f"pip install {install}" in result.reason
 
 
-def test_another_number_of_ranks_is_refused(tmp_path):
+def test_wrong_number_of_ranks_fails_trial(tmp_path):
     job = job_of(trial_of("ddp", micro_batch=4, **TWO), tmp_path, 60.0)
     ended = ThisMachine().run(replace(job, nproc_per_node=1))
     assert ended.state == "failed"
     assert "1 process was started for an execution of 2" in Path(f"{job.result}.failed").read_text()
 
 
-def test_nothing_starts_for_what_an_engine_does_not_have(tmp_path):
+def test_unsupported_execution_starts_no_trial(tmp_path):
     with pytest.raises(Contradiction):
         run(trial_of("ddp", zero_stage=2, **TWO), tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 
-def test_a_task_finds_files_beside_the_user_and_nothing_is_written_there(tmp_path, monkeypatch):
+def test_task_reads_relative_files_from_working_directory(tmp_path, monkeypatch):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "beside.txt").write_text("here")
     monkeypatch.chdir(tmp_path / "home")
@@ -272,7 +272,7 @@ def test_a_task_finds_files_beside_the_user_and_nothing_is_written_there(tmp_pat
         ),
     ],
 )
-def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):
+def test_trial_noise_scale_matches_known_gradients(engine, execution, tmp_path):
     from trial_tasks import regression_data
 
     x, y = regression_data()
@@ -293,7 +293,7 @@ def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):
     ("engine", "execution"),
     [("plain", {"micro_batch": 8}), ("deepspeed", {"micro_batch": 4, "accumulation": 2})],
 )
-def test_where_no_part_of_a_batch_is_seen_there_is_no_noise_scale(engine, execution, tmp_path):
+def test_noise_scale_needs_partial_batch_gradients(engine, execution, tmp_path):
     result = run(replace(trial_of(engine, **execution), noise_scale=True), tmp_path)
     assert isinstance(result, FailedTrial)
     assert result.kind == "misuse"

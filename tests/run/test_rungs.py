@@ -1,4 +1,4 @@
-"""A rung's changes applied to what is kept: the global batch stays, and what cannot be is one sentence."""
+"""A rung's changes applied to the kept setup: the global batch stays, and impossible changes give one-line errors."""
 
 import pytest
 from hypothesis import assume, given
@@ -32,9 +32,7 @@ def setup(**execution) -> Setup:
         ]
     ),
 )
-def test_the_global_batch_stays_or_a_contradiction_names_the_numbers(
-    micro, accumulation, ranks, changes
-):
+def test_rung_keeps_global_batch_or_raises_contradiction(micro, accumulation, ranks, changes):
     kept = setup(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     try:
         after = changed(kept, changes)
@@ -47,7 +45,7 @@ def test_the_global_batch_stays_or_a_contradiction_names_the_numbers(
 
 
 @given(SMALL, SMALL, SMALL, SMALL)
-def test_more_ranks_work_whenever_they_divide_the_global_batch(micro, accumulation, ranks, more):
+def test_rank_count_dividing_global_batch_is_accepted(micro, accumulation, ranks, more):
     kept = setup(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     assume(kept.execution.global_batch % more == 0)
     after = changed(kept, {"nproc_per_node": more}).execution
@@ -55,7 +53,7 @@ def test_more_ranks_work_whenever_they_divide_the_global_batch(micro, accumulati
     assert after.micro_batch <= micro
 
 
-def test_accumulation_makes_up_first_then_the_micro_batch():
+def test_accumulation_adjusts_before_micro_batch():
     kept = setup(micro_batch=8, accumulation=4)
     assert changed(kept, {"micro_batch": 16}).execution.accumulation == 2
     assert changed(kept, {"nproc_per_node": 2}).execution.accumulation == 2
@@ -63,14 +61,14 @@ def test_accumulation_makes_up_first_then_the_micro_batch():
     assert (two.micro_batch, two.accumulation) == (8, 1)
 
 
-def test_what_does_not_divide_says_its_numbers():
+def test_indivisible_global_batch_is_a_contradiction():
     with pytest.raises(Contradiction):
         changed(setup(micro_batch=16), {"nproc_per_node": 3})
     with pytest.raises(Contradiction):
         changed(setup(micro_batch=16), {"micro_batch": 5})
 
 
-def test_another_global_batch_only_where_it_is_allowed():
+def test_global_batch_changes_only_if_allowed():
     kept = setup(micro_batch=16)
     with pytest.raises(Contradiction):
         changed(kept, {"global_batch": 64})
@@ -79,7 +77,7 @@ def test_another_global_batch_only_where_it_is_allowed():
         changed(kept, {"global_batch": 64, "micro_batch": 5}, allow_global_batch=True)
 
 
-def test_loader_and_engine_settings():
+def test_rung_changes_loader_threads_and_engine():
     kept = Setup(
         task="t", execution=Execution(), loader=LoaderSettings(workers=2), engine="deepspeed"
     )
@@ -102,7 +100,7 @@ def test_loader_and_engine_settings():
         ({"global_batch": True}, "global_batch is True"),
     ],
 )
-def test_values_of_a_wrong_kind_are_one_sentence(changes, words):
+def test_rung_rejects_values_of_wrong_type(changes, words):
     with pytest.raises(TrainpaceError, match=words):
         changed(setup(), changes, allow_global_batch=True)
 
@@ -113,7 +111,7 @@ def test_alternatives_are_all_combinations():
     assert rung.alternatives()[0] == {"micro_batch": 4, "workers": 0, "compile": True}
 
 
-def test_rungs_that_make_no_sense():
+def test_invalid_rungs_are_rejected():
     with pytest.raises(UnknownName, match="micro_batch"):
         Rung(title="x", changes={"microbatch": 4})
     with pytest.raises(TrainpaceError, match="changes nothing"):
@@ -126,12 +124,12 @@ def test_rungs_that_make_no_sense():
         Ladder(start=setup(), rungs=(), loss_tolerance=0)
 
 
-def test_the_usual_engine_is_taken():
+def test_default_engine_depends_on_rank_count():
     assert setup().trial(seconds=1.0).engine == "plain"
     assert setup(nproc_per_node=2).trial().engine == "ddp"
 
 
-def test_words_say_what_differs():
+def test_setup_words_list_non_default_settings():
     said = words_of(
         Setup(task="t", execution=Execution(micro_batch=4, nproc_per_node=2, precision="amp_bf16"))
     )

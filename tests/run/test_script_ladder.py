@@ -1,4 +1,4 @@
-"""An unchanged script climbs by its own command on changed copies of its settings; its own files and folders stay as they are."""
+"""An unchanged script climbs with its own command on modified copies of its settings. Its own files stay unchanged."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_scripts_settings_are_where_it_starts(folder):
+def test_ladder_starts_from_script_settings(folder):
     found = read_ladder(folder / "ladder.toml")
     assert found.script == Script(
         command="python train.py args.json", configs=("args.json",), folder=str(folder)
@@ -110,7 +110,7 @@ def test_invalid_ladders_are_rejected(old, new, folder):
         read_ladder(folder / "ladder.toml")
 
 
-def test_files_that_contradict_each_other_are_refused(folder):
+def test_contradicting_config_files_are_rejected(folder):
     (folder / "args.json").write_text(
         json.dumps({**ARGS, "deepspeed": "ds.json", "gradient_accumulation_steps": 2})
     )
@@ -124,7 +124,7 @@ def test_files_that_contradict_each_other_are_refused(folder):
         )
 
 
-def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
+def test_setup_is_prepared_in_linked_config_copies(folder, tmp_path):
     (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json"}))
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     (folder / "ladder.toml").write_text(
@@ -155,7 +155,7 @@ def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     assert "--nproc-per-node 2" in (kept / "command.txt").read_text()
 
 
-def test_changes_that_no_file_can_hold_are_rejected(folder):
+def test_changes_without_config_key_are_rejected(folder):
     ladder = read_ladder(folder / "ladder.toml")
     for change in (
         {"channels_last": True},
@@ -201,7 +201,7 @@ def lightning(folder):
     return folder
 
 
-def test_a_rung_over_nodes_is_a_job_of_the_scripts_own_command(lightning):
+def test_multi_node_rung_runs_script_command_under_slurm(lightning):
     ladder = read_ladder(lightning / "ladder.toml")
     setup = changed(ladder.start, {"nnodes": 2, "threads": 1})
     trial, _ = prepare(ladder, setup, lightning / "t")
@@ -215,7 +215,7 @@ def test_a_rung_over_nodes_is_a_job_of_the_scripts_own_command(lightning):
     assert "batch_size: 4" in written  # the global batch stays
 
 
-def test_torchrun_is_started_on_every_node_and_meets_the_others(folder):
+def test_multi_node_rung_starts_torchrun_with_rendezvous(folder):
     (folder / "ladder.toml").write_text(
         'command = "torchrun --standalone --nproc-per-node 2 train.py args.json"\nconfig = ["args.json"]\n'
         "[[rung]]\nnnodes = 2\n"
@@ -231,7 +231,7 @@ def test_torchrun_is_started_on_every_node_and_meets_the_others(folder):
         changed_files(replace(ladder, script=script), changed(ladder.start, {"nnodes": 2}))
 
 
-def test_a_rung_sets_keys_of_the_scripts_own(lightning):
+def test_rung_sets_custom_config_keys(lightning):
     (lightning / "shards-faces").mkdir()
     ladder = read_ladder(lightning / "ladder.toml")
     rung = ladder.rungs[1]
@@ -249,7 +249,7 @@ def test_a_rung_sets_keys_of_the_scripts_own(lightning):
         changed_files(ladder, replace(setup, settings={"data.shard": "{shards}"}))
 
 
-def test_a_rung_sets_environment_variables(lightning):
+def test_rung_sets_environment_variables(lightning):
     with (lightning / "ladder.toml").open("a") as file:
         file.write('[[rung]]\nenvironment = { MALLOC_MMAP_MAX_ = 0, NOTE = "two words" }\n')
     ladder = read_ladder(lightning / "ladder.toml")
@@ -265,7 +265,7 @@ def test_a_rung_sets_environment_variables(lightning):
     keep_files(ladder, setup, lightning)
     kept = (lightning / "kept" / "environment.sh").read_text()
     assert kept == "export MALLOC_MMAP_MAX_=0\nexport NOTE='two words'\n"
-    keep_files(ladder, ladder.start, lightning)  # another climb that keeps none
+    keep_files(ladder, ladder.start, lightning)  # another climb that keeps no file
     assert not (lightning / "kept" / "environment.sh").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_rung_sets_environment_variables(lightning):
         '"A=1"',
     ],
 )
-def test_invalid_variables_are_rejected(lightning, written):
+def test_invalid_environment_variables_are_rejected(lightning, written):
     with (lightning / "ladder.toml").open("a") as file:
         file.write(f"[[rung]]\nenvironment = {written}\n")
     with pytest.raises(TrainpaceError):
@@ -296,7 +296,7 @@ def test_invalid_variables_are_rejected(lightning, written):
         ('{"data.shards" = "{shards}"}', '{"data.shards" = ["a", "b"]}'),
     ],
 )
-def test_invalid_own_keys_are_rejected(old, new, lightning):
+def test_invalid_custom_keys_are_rejected(old, new, lightning):
     (lightning / "ladder.toml").write_text(OVER_NODES.replace(old, new))
     with pytest.raises(TrainpaceError):
         read_ladder(lightning / "ladder.toml")
@@ -316,7 +316,7 @@ def test_dry_run_marks_impossible_rungs(folder):
     }
 
 
-def test_the_fingerprint_knows_the_settings_and_the_code(folder):
+def test_script_fingerprint_covers_settings_and_code(folder):
     script = read_ladder(folder / "ladder.toml").script
     before = fingerprint_of_script(script)
     assert fingerprint_of_script(script) == before
@@ -335,7 +335,7 @@ def test_the_fingerprint_knows_the_settings_and_the_code(folder):
         ("PYTHONPATH=lib python -m pkg.train", ("lib/pkg/train.py",)),
     ],
 )
-def test_the_fingerprint_knows_every_file_that_a_command_names(command, read, folder):
+def test_script_fingerprint_covers_files_named_in_command(command, read, folder):
     files = (
         "one/train.py",
         "two/train.py",
@@ -357,14 +357,14 @@ def test_the_fingerprint_knows_every_file_that_a_command_names(command, read, fo
     assert fingerprint_of_script(script) == known
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
+def test_unwritable_trial_folder_is_an_error(folder):
     (folder / "taken").write_text("a file")
     ladder = read_ladder(folder / "ladder.toml")
     with pytest.raises(TrainpaceError):
         prepare(ladder, ladder.start, folder / "taken")
 
 
-def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
+def test_plan_of_script_becomes_script_ladder(folder):
     start, larger = Execution(micro_batch=4, accumulation=4), Execution(micro_batch=16)
     plan = Plan(
         start=start,
@@ -477,7 +477,7 @@ def files_of(folder):
 
 
 @pytest.mark.slow
-def test_a_hugging_face_script_climbs_and_its_checkpoints_stay(folder):
+def test_hugging_face_script_climb_keeps_checkpoints(folder):
     (folder / "train.py").write_text(textwrap.dedent(HF))
     (folder / "runs" / "checkpoint-5").mkdir(parents=True)
     (folder / "runs" / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
@@ -496,7 +496,7 @@ def test_a_hugging_face_script_climbs_and_its_checkpoints_stay(folder):
 
 @pytest.mark.long
 @NEEDS_ENGINES
-def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
+def test_deepspeed_script_climbs_over_processes(folder):
     (folder / "train.py").write_text(textwrap.dedent(DEEPSPEED))
     (folder / "mine").mkdir()
     for name in ("latest", "progress.json"):
@@ -524,13 +524,13 @@ def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
     assert rung.best.setup.execution == Execution(
         micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1
     )
-    # the mean over two ranks of the same samples in the same order
+    # Mean over two ranks with the same samples in the same order.
     assert rung.losses.verdict == "ok", rung.losses
     assert len(rung.best.measured.losses) == len(found.start.losses) > 12
 
 
 @pytest.mark.slow
-def test_a_script_that_does_not_read_its_settings_is_found_out(folder):
+def test_script_that_ignores_its_settings_is_an_error(folder):
     (folder / "train.py").write_text(
         textwrap.dedent(HF).replace("Trainer(", "args.per_device_train_batch_size = 2\nTrainer(")
     )
@@ -539,7 +539,7 @@ def test_a_script_that_does_not_read_its_settings_is_found_out(folder):
     assert "the settings say 16 samples a step, and the script took 8" in done.stderr
 
 
-def test_arguments_in_the_scripts_own_code_are_read_and_stay(folder):
+def test_training_arguments_in_code_are_read_and_kept(folder):
     (folder / "train.py").write_text(
         "args = TrainingArguments(per_device_train_batch_size=4, num_train_epochs=N)\n"
     )
@@ -589,7 +589,7 @@ pl.Trainer(logger=False, enable_checkpointing=False, max_epochs=9, enable_progre
 @pytest.mark.slow
 @NEEDS_ENGINES
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
-def test_an_unchanged_lightning_script_climbs_over_two_nodes_of_a_real_slurm(lightning):
+def test_lightning_script_climbs_on_two_slurm_nodes(lightning):
     (lightning / "train.py").write_text(LIT)
     (lightning / "ladder.toml").write_text(
         OVER_NODES.partition("[slurm]")[0] + "[[rung]]\nnnodes = 2\n"
@@ -628,7 +628,7 @@ for _ in range(9):
 @pytest.mark.slow
 @pytest.mark.long  # Lightning's script climbs over the same cluster
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
-def test_a_torchrun_command_climbs_over_two_nodes_of_a_real_slurm(folder):
+def test_torchrun_command_climbs_on_two_slurm_nodes(folder):
     (folder / "train.py").write_text(PLAIN_DDP)
     flags = "--per_device_train_batch_size 8 --gradient_accumulation_steps 1"
     (folder / "ladder.toml").write_text(

@@ -1,4 +1,4 @@
-"""What a trial of a script says, of trails as the recorder leaves them on a GPU."""
+"""Result of a script trial, from event logs as the recorder writes them on a GPU."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def recorded(folder, samples=16, notes=()):
 
 
 @pytest.mark.parametrize(("notes", "peak"), [((), None), (({"peak_allocated_gib": 1.5},), 1.5)])
-def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path):
+def test_peak_memory_excludes_allocator_reserve(notes, peak, tmp_path):
     recording, processes = recorded(
         tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes)
     )
@@ -46,7 +46,7 @@ def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path
     assert result.environment["gpu"] == "NVIDIA A100-SXM4-80GB"
 
 
-def test_large_batches_are_said_in_full(tmp_path):
+def test_batch_mismatch_prints_all_digits(tmp_path):
     trial = ScriptTrial(command=("x",), cwd=".", steps=9, world_size=2, global_batch=1000)
     said = _mismatch(trial, *recorded(tmp_path, samples=2**19))
     assert "1,048,576" in said

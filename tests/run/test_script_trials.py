@@ -1,4 +1,4 @@
-"""An unchanged script as a trial: so many steps, then it ends; its checkpoints stay as they are."""
+"""Trials of an unchanged script: it runs for a number of steps, then ends, and its checkpoints stay."""
 
 import sys
 import textwrap
@@ -45,7 +45,7 @@ def run(tmp_path, *arguments):
     return result
 
 
-def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
+def test_script_trial_runs_requested_steps(tmp_path):
     result = run(tmp_path)
     assert isinstance(result, TrialResult), result.reason
     assert len(result.step_ms) == len(result.data_wait_ms) == 20
@@ -61,7 +61,7 @@ def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
     )  # of the GPU's allocator alone
 
 
-def test_a_command_that_runs_no_python_is_a_failed_trial(tmp_path):
+def test_command_without_python_is_a_failed_trial(tmp_path):
     found = run_script(
         ScriptTrial(command=("true",), cwd=str(tmp_path), steps=10), tmp_path / "trial"
     )
@@ -72,20 +72,20 @@ def test_a_command_that_runs_no_python_is_a_failed_trial(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "says"), [("fail", "not today"), ("0", "no training step was seen")]
 )
-def test_a_script_without_steps_says_why(argument, says, tmp_path):
+def test_script_without_steps_fails_with_reason(argument, says, tmp_path):
     result = run(tmp_path, argument)
     assert isinstance(result, FailedTrial)
     assert says in result.reason
 
 
-def test_a_short_script_gives_the_steps_that_there_were(tmp_path):
+def test_short_script_reports_available_steps(tmp_path):
     result = run(tmp_path, "1")
     assert isinstance(result, TrialResult), result.reason
     assert len(result.step_ms) == 10 - 5 - 2  # after the warm-up, and two that settle
 
 
 @may_leave_a_file_open
-def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
+def test_ctrl_c_ends_script_trial_without_leftovers(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     command = (sys.executable, "train.py", "model.pt")
 
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "trial"]
 
 
-def test_a_script_that_writes_elsewhere_fails_with_the_path(tmp_path):
+def test_script_writing_outside_its_folder_fails_with_path(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\n"
         + textwrap.dedent(SCRIPT).replace(
@@ -116,8 +116,8 @@ def test_a_script_that_writes_elsewhere_fails_with_the_path(tmp_path):
     assert not (tmp_path / "progress.json").exists()
 
 
-def test_a_step_is_the_mean_where_batches_hold_different_amounts(tmp_path):
-    """One batch in ten is eight times as long: the median would not know it."""
+def test_uneven_batches_use_mean_step_time(tmp_path):
+    """One batch in ten is eight times as long, which the median would miss."""
     script = tmp_path / "train.py"
     script.write_text("""
 import time, torch

@@ -1,4 +1,4 @@
-"""The Slurm launcher against commands that only say what Slurm's would."""
+"""The Slurm launcher with fake Slurm commands."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LAUNCHER = Slurm(poll_s=0.01)
 
 
 class Fake:
-    """`sbatch` gives number 7; each call of squeue runs the next of `answers` (shell), the last one ever after."""
+    """Fake Slurm. `sbatch` returns job 7; each squeue call runs the next shell line of `answers`, and the last one repeats."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -76,7 +76,7 @@ def leaving(job, *more):
 UNTIL_CANCELLED = "if [ -e done-for ]; then {}; else {}; fi"
 
 
-def test_a_job_that_leaves_its_result_is_done(fake, job):
+def test_job_with_result_is_done(fake, job):
     said = []
     log = f"echo 'step 1' >> {job.folder}/trial.log"
     fake.answers(
@@ -105,7 +105,7 @@ def test_a_job_that_leaves_its_result_is_done(fake, job):
     assert not fake.cancelled
 
 
-def test_a_result_counts_whatever_slurm_says(fake, job):
+def test_job_with_result_is_done_despite_slurm_state(fake, job):
     fake.answers(leaving(job, row("FAILED", code=256)))
     assert LAUNCHER.run(job).state == "done"
     fake.answers(
@@ -114,7 +114,7 @@ def test_a_result_counts_whatever_slurm_says(fake, job):
     assert LAUNCHER.run(job).state == "done"
 
 
-def test_without_a_result_it_has_failed(fake, job):
+def test_job_without_result_has_failed(fake, job):
     Path(job.folder).mkdir()
     Path(job.result).write_text("of an earlier run")
     error = f"printf 'Traceback (most recent call last):\\nValueError: odd\\n' >> {job.folder}/trial.log"
@@ -124,14 +124,14 @@ def test_without_a_result_it_has_failed(fake, job):
     assert ended.tail.endswith("ValueError: odd")
 
 
-def test_a_result_may_be_seen_late(fake, job):
+def test_delayed_result_file_is_awaited(fake, job):
     fake.answers(*[row("COMPLETED")] * 3, leaving(job, row("COMPLETED")))
     assert LAUNCHER.run(job).state == "done"
     fake.answers(row("COMPLETED"))
     assert LAUNCHER.run(job).reason == "trial left no result: it ended with exit code 0."
 
 
-def test_a_requeued_job_is_followed_to_its_end(fake, job):
+def test_requeued_job_is_followed_to_its_end(fake, job):
     said = []
     fake.answers(
         row("RUNNING"),
@@ -151,13 +151,13 @@ def test_a_requeued_job_is_followed_to_its_end(fake, job):
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
-def test_one_that_is_not_requeued_has_failed(fake, job, state):
+def test_job_not_requeued_has_failed(fake, job, state):
     fake.answers(row("RUNNING"), row(state))
     ended = LAUNCHER.run(job)
     assert ended.state == "failed"
 
 
-def test_its_time_begins_when_it_runs(fake, job):
+def test_timeout_starts_when_job_runs(fake, job):
     cancelled, runs = row("CANCELLED", used="1:41", code=15), row("RUNNING", used="1:41")
     fake.answers(
         row("PENDING", "Priority", used="9:00:00"), UNTIL_CANCELLED.format(cancelled, runs)
@@ -167,18 +167,18 @@ def test_its_time_begins_when_it_runs(fake, job):
     assert fake.cancelled == ["7"]
 
 
-def test_one_that_hangs_after_its_result_is_done(fake, job):
+def test_job_that_hangs_after_result_is_done(fake, job):
     fake.answers(leaving(job, UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING"))))
     assert LAUNCHER.run(job).state == "done"
     assert fake.cancelled == ["7"]
 
 
-def test_one_that_somebody_else_cancels(fake, job):
+def test_job_cancelled_by_others_is_cancelled(fake, job):
     fake.answers(row("RUNNING"), row("CANCELLED by 0"))
     assert LAUNCHER.run(job).state == "cancelled"
 
 
-def test_one_that_can_never_start_is_not_waited_for(fake, job):
+def test_job_that_can_never_start_is_cancelled(fake, job):
     fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("PENDING", "PartitionTimeLimit")))
     ended = LAUNCHER.run(job)
     assert ended.state == "failed"
@@ -186,7 +186,7 @@ def test_one_that_can_never_start_is_not_waited_for(fake, job):
     assert fake.cancelled == ["7"]
 
 
-def test_a_controller_that_is_away_for_a_while(fake, job):
+def test_short_controller_outage_is_tolerated(fake, job):
     fake.answers(row("RUNNING"), "false", "false", leaving(job, row("COMPLETED")))
     assert LAUNCHER.run(job).state == "done"
     fake.answers(row("RUNNING"), "false")
@@ -196,7 +196,7 @@ def test_a_controller_that_is_away_for_a_while(fake, job):
 
 
 @may_leave_a_file_open
-def test_ctrl_c_cancels(fake, job):
+def test_ctrl_c_cancels_job(fake, job):
     fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING")))
 
     interrupt_when((fake.folder / "asked").exists)
@@ -206,7 +206,7 @@ def test_ctrl_c_cancels(fake, job):
 
 
 @may_leave_a_file_open
-def test_ctrl_c_while_slurm_takes_it(fake, job):
+def test_ctrl_c_during_submission_cancels_job(fake, job):
     fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
 
     interrupt_when((fake.folder / "submitting").exists)
@@ -215,7 +215,7 @@ def test_ctrl_c_while_slurm_takes_it(fake, job):
     assert fake.cancelled == ["7"]
 
 
-def test_what_could_not_be_cancelled_is_said(fake, job):
+def test_failed_cancel_prints_scancel_command(fake, job):
     fake.write("scancel", "exit 1")
     fake.answers(row("RUNNING"), "false")
     said = []
@@ -224,7 +224,7 @@ def test_what_could_not_be_cancelled_is_said(fake, job):
     assert said[-1].endswith("scancel 7")
 
 
-def test_what_slurm_refuses(fake, job):
+def test_rejected_submission_is_an_error(fake, job):
     fake.write(
         "sbatch",
         "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1",
@@ -233,7 +233,7 @@ def test_what_slurm_refuses(fake, job):
         LAUNCHER.run(job)
 
 
-def test_without_slurm_nothing_starts(fake, job, monkeypatch):
+def test_missing_slurm_is_an_error(fake, job, monkeypatch):
     (fake.folder / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(fake.folder))
     with pytest.raises(TrainpaceError):
@@ -243,7 +243,7 @@ def test_without_slurm_nothing_starts(fake, job, monkeypatch):
     assert not Path(job.folder).exists()
 
 
-def test_the_users_defaults_for_squeue_hide_nothing(fake, job, monkeypatch):
+def test_squeue_ignores_user_environment_defaults(fake, job, monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     fake.answers('[ -z "$SQUEUE_PARTITION" ] && ' + leaving(job, row("COMPLETED")))
     assert LAUNCHER.run(job).state == "done"
@@ -263,22 +263,7 @@ def jobs_of(tmp_path, number, **more):
     ]
 
 
-def test_an_array_has_a_result_for_each_task(fake, tmp_path):
-    jobs = jobs_of(tmp_path, 3)
-    rows = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}")
-        for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
-    )
-    later = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}")
-        for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
-    )
-    fake.answers(leaving(jobs[0], rows), leaving(jobs[2], later))
-    assert [ended.state for ended in LAUNCHER.run_all(jobs)] == ["done", "failed", "done"]
-    assert "#SBATCH --array=0-2\n" in (fake.folder / "script").read_text()
-
-
-def test_options_reach_the_script(job):
+def test_slurm_options_reach_the_script(job):
     text = Slurm(options=SlurmOptions(partition="gpu", python="py")).text(job)
     assert "#SBATCH --partition=gpu\n" in text
     assert "words=(py rank.py)" in text

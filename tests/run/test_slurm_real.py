@@ -1,4 +1,4 @@
-"""The Slurm launcher against a real Slurm of four nodes on this machine."""
+"""The Slurm launcher with a real Slurm of four nodes on this machine."""
 
 import socket
 import subprocess
@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from interrupting import interrupt_when, is_written, may_leave_a_file_open
 
@@ -42,7 +41,7 @@ dist.destroy_process_group()
 """
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('done')"
 HANGS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
-# the second attempt ends; in the first, rank 1 waits to be killed with its node, and rank 0 for rank 1
+# In the first attempt rank 1 waits to be killed with its node and rank 0 waits for rank 1. The second attempt ends.
 NEEDS_TWO = f"""
 import pathlib, sys, time, os, socket
 first = os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
@@ -85,7 +84,7 @@ def queue():
 
 
 @pytest.mark.usefixtures("cluster")
-def test_two_nodes_reduce(tmp_path):
+def test_two_nodes_all_reduce(tmp_path):
     said = []
     job = job_of(tmp_path, REDUCES, nnodes=2, nproc_per_node=2, cpus_per_process=1)
     ended = LAUNCHER.run(job, said.append)
@@ -97,7 +96,7 @@ def test_two_nodes_reduce(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_port_that_is_taken_is_passed_over(tmp_path):
+def test_used_port_is_skipped(tmp_path):
     code = f"import os; print(os.environ['MASTER_PORT'], flush=True)\n{WRITES}"
 
     def port_of(name):
@@ -112,7 +111,7 @@ def test_a_port_that_is_taken_is_passed_over(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_gpus_are_seen_by_every_rank_of_a_node(tmp_path):
+def test_every_rank_sees_all_gpus_of_its_node(tmp_path):
     code = f"import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'], flush=True)\n{WRITES}"
     said = []
     ended = LAUNCHER.run(
@@ -123,7 +122,7 @@ def test_gpus_are_seen_by_every_rank_of_a_node(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_job_that_hangs_is_ended(tmp_path):
+def test_hanging_job_times_out(tmp_path):
     job = job_of(tmp_path, HANGS, timeout_s=2.0)
     ended = LAUNCHER.run(job)
     assert (ended.state, ended.reason) == ("timed out", "trial did not end within 2 s.")
@@ -131,13 +130,13 @@ def test_a_job_that_hangs_is_ended(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_error_of_a_job_that_fails(tmp_path):
+def test_failed_job_reason_is_its_error(tmp_path):
     ended = LAUNCHER.run(job_of(tmp_path, "raise ValueError('no such batch')", nnodes=2))
     assert (ended.state, ended.reason, ended.attempts) == ("failed", "ValueError: no such batch", 1)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_error_of_a_rank_that_fails_while_the_other_waits(tmp_path):
+def test_failing_rank_ends_waiting_rank(tmp_path):
     code = "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(600)\nraise ValueError('no such batch')"
     ends = [LAUNCHER.run(job_of(tmp_path, code, name=f"trial{i}", nnodes=2)) for i in range(3)]
     assert [(ended.state, ended.reason) for ended in ends] == 3 * [
@@ -147,7 +146,7 @@ def test_the_error_of_a_rank_that_fails_while_the_other_waits(tmp_path):
 
 @may_leave_a_file_open
 @pytest.mark.usefixtures("cluster")
-def test_ctrl_c_cancels(tmp_path):
+def test_ctrl_c_cancels_job(tmp_path):
     job = job_of(tmp_path, HANGS)
 
     pid = Path(job.result + ".pid")
@@ -159,17 +158,7 @@ def test_ctrl_c_cancels(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_array_of_four_one_of_which_fails(tmp_path):
-    jobs = [job_of(tmp_path, f"{WRITES}\nprint({i}, flush=True)", f"trial {i}") for i in range(4)]
-    jobs[2] = replace(jobs[2], program=("-c", "raise ValueError('this one')"))
-    ended = LAUNCHER.run_all(jobs)
-    assert [e.state for e in ended] == ["done", "done", "failed", "done"]
-    assert ended[2].reason == "ValueError: this one"
-    assert [Path(e.log).read_text() for e in ended if e.state == "done"] == ["0\n", "1\n", "3\n"]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_preempted_job_runs_again(tmp_path):
+def test_preempted_job_runs_again(tmp_path):
     job = job_of(
         tmp_path,
         f"import os\nif os.environ.get('SLURM_RESTART_COUNT'): {WRITES}\nelse: {HANGS}",
@@ -196,7 +185,7 @@ def test_a_preempted_job_runs_again(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_slurm_will_not_start(tmp_path):
+def test_job_beyond_partition_limits_fails(tmp_path):
     ended = Slurm(options=SlurmOptions(partition="short"), poll_s=0.2).run(
         job_of(tmp_path, WRITES, timeout_s=3600.0)
     )
@@ -208,7 +197,7 @@ def test_what_slurm_will_not_start(tmp_path):
 
 
 @pytest.mark.skipif(bool(netns.missing()), reason=f"no hosts apart: {netns.missing()}")
-def test_hosts_apart_reduce_over_their_link(tmp_path):
+def test_separate_hosts_all_reduce_over_network(tmp_path):
     with slurm_cluster.cluster(2, mbit_per_s=1000):
         said = []
         job = job_of(
@@ -226,7 +215,7 @@ def test_hosts_apart_reduce_over_their_link(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_job_whose_node_is_killed_runs_again_elsewhere(cluster, tmp_path, rank):
+def test_job_on_killed_node_is_requeued(cluster, tmp_path, rank):
     """Rank 0's node also runs the batch script."""
     said = []
     job = job_of(tmp_path, NEEDS_TWO, nnodes=2, cpus_per_process=2)

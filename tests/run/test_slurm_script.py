@@ -12,7 +12,7 @@ from trainpace.configs.shell import read_sbatch
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.units import parse_duration_s
 from trainpace.run.job import Job
-from trainpace.run.slurm import SlurmOptions, array_script, batch_script, time_limit
+from trainpace.run.slurm import SlurmOptions, batch_script, time_limit
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,7 +40,6 @@ ASKED = SlurmOptions(
     qos="high",
     extra=("--constraint=a100", "--exclusive"),
     setup=("module load cuda/12.4",),
-    at_once=2,
     python="/opt/env/bin/python",
 )
 LIGHTNING = replace(
@@ -64,36 +63,28 @@ SCRIPTS = {
     ),
     "one.sbatch": batch_script(ONE, SlurmOptions(), "python"),
     "many.sbatch": batch_script(MANY, ASKED, "/opt/env/bin/python"),
-    "array.sbatch": array_script(
-        [
-            replace(ONE, name=f"trial {i}", folder=f"/shared/{i}", environment={"TRIAL": str(i)})
-            for i in range(3)
-        ],
-        ASKED,
-        "python",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_are_as_recorded(name):
-    """After a change that is meant: `python tests/run/test_slurm_script.py` writes them anew, to be read before committing."""
+def test_batch_scripts_match_golden_files(name):
+    """After an intended change, run `python tests/run/test_slurm_script.py` to write the files again, and review them."""
     assert SCRIPTS[name] == (GOLDEN / name).read_text()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_shell_understands_them(name):
+def test_batch_scripts_are_valid_bash(name):
     subprocess.run(("bash", "-n"), input=SCRIPTS[name], text=True, check=True)
 
 
-def test_trainpace_reads_in_them_what_was_asked_for():
+def test_batch_script_settings_can_be_read_back():
     found = {s.name: s.value for s in read_sbatch(SCRIPTS["many.sbatch"], "x").settings}
     assert (found["nnodes"], found["nproc_per_node"], found["gpus_per_node"]) == (4, 8, 8)
     assert found["time_limit_s"] > MANY.timeout_s
 
 
 @given(st.floats(1e-3, 30 * 86400))
-def test_the_limit_is_above_ours_but_not_by_much(timeout_s):
+def test_slurm_time_limit_slightly_exceeds_timeout(timeout_s):
     days, _, clock = time_limit(timeout_s).partition("-")
     limit_s = int(days) * 86400 + parse_duration_s(clock)
     assert limit_s % 60 == 0
@@ -102,7 +93,7 @@ def test_the_limit_is_above_ours_but_not_by_much(timeout_s):
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """srun and scontrol that run the one task here."""
+    """Fake srun and scontrol that run the single task here."""
     folder = tmp_path / "bin"
     folder.mkdir()
     rank = "export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1"
@@ -131,9 +122,7 @@ def run_batch(text):
         ("node", "PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT"),
     ],
 )
-def test_a_whole_command_has_its_variables_a_folder_of_its_own_and_leaves_its_start(
-    starts, shown, tmp_path, monkeypatch
-):
+def test_whole_command_gets_variables_and_temporary_folder(starts, shown, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = "import os, sys; print(*(os.environ[n] for n in sys.argv[1].split()), os.path.isdir(os.environ['TMPDIR']))"
     job = replace(
@@ -162,7 +151,7 @@ PRINTS = "import os, sys; print(sys.argv[1:], *(os.environ[n] for n in ('RANK', 
 
 
 @pytest.mark.usefixtures("commands")
-def test_ranks_get_their_words_and_addresses(tmp_path):
+def test_ranks_get_arguments_and_master_address(tmp_path):
     job = replace(ONE, program=("-c", PRINTS, *AWKWARD), environment={"WORD": "it's $HOME"})
     script = batch_script(job, SlurmOptions(), "python3")
     done = subprocess.run(("bash",), input=script, text=True, capture_output=True, check=True)
@@ -170,24 +159,7 @@ def test_ranks_get_their_words_and_addresses(tmp_path):
 
 
 @pytest.mark.usefixtures("commands")
-def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
-    jobs = [
-        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})"))
-        for i in range(3)
-    ]
-    (tmp_path / "my logs").mkdir()
-    script = array_script(jobs, SlurmOptions(), "python3")
-    for i in (2, 0):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(i))
-        subprocess.run(("bash",), input=script, text=True, check=True)
-    assert {p.name: p.read_text() for p in (tmp_path / "my logs").iterdir()} == {
-        "t-2.log": "2\n",
-        "t-0.log": "0\n",
-    }
-
-
-@pytest.mark.usefixtures("commands")
-def test_the_exit_code_is_the_jobs():
+def test_batch_script_returns_exit_code_of_job():
     for nodes in (1, 2):
         script = batch_script(
             replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes),
@@ -197,7 +169,7 @@ def test_the_exit_code_is_the_jobs():
         assert subprocess.run(("bash",), input=script, text=True, check=False).returncode == 7
 
 
-def test_threads_are_the_cores_of_a_process():
+def test_omp_threads_equal_cpus_per_process():
     assert "OMP_NUM_THREADS=6 " in SCRIPTS["many.sbatch"]
     assert "OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}" in SCRIPTS["one.sbatch"]
 
@@ -208,13 +180,12 @@ def test_threads_are_the_cores_of_a_process():
         {"extra": ("constraint=a100",)},
         {"extra": ("--a\nrm",)},
         {"extra": ("--a\rrm",)},
-        {"at_once": 0},
         {"partition": "gpu\nrm -rf x"},
         {"account": "a\rb"},
         {"qos": "\x1b[2J"},
     ],
 )
-def test_options_that_make_no_sense(options):
+def test_slurm_options_reject_invalid_values(options):
     with pytest.raises(TrainpaceError):
         SlurmOptions(**options)
 
@@ -229,7 +200,7 @@ def test_options_that_make_no_sense(options):
         {"environment": {"a b": ""}},
     ],
 )
-def test_jobs_that_make_no_sense(wrong):
+def test_job_rejects_invalid_values(wrong):
     with pytest.raises(TrainpaceError):
         Job(**{"name": "a", "program": ("s.py",), "folder": ".", "result": "r", **wrong})
 

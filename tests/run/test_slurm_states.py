@@ -16,7 +16,7 @@ QUEUE = """\
 """
 
 
-def test_what_squeue_says():
+def test_squeue_output_is_parsed():
     found = parse_queue(QUEUE)
     assert list(found) == ["2_0", "2_3", "12", "13", "14", "15"]
     assert found["2_0"] == JobStatus(state="COMPLETED", seconds=1.0, exit_code=0)
@@ -36,7 +36,7 @@ def test_what_squeue_says():
 
 
 @given(st.text())
-def test_anything_else_is_no_job(text):
+def test_parsers_accept_arbitrary_text(text):
     parse_queue(text)
     parse_submitted(text)
 
@@ -44,7 +44,7 @@ def test_anything_else_is_no_job(text):
 @pytest.mark.parametrize(
     ("text", "number"), [("123\n", "123"), ("123;alpha\n", "123"), ("", ""), ("sbatch: error", "")]
 )
-def test_the_number_of_a_submitted_job(text, number):
+def test_sbatch_job_number_is_parsed(text, number):
     assert parse_submitted(text) == number
 
 
@@ -64,7 +64,7 @@ def test_the_number_of_a_submitted_job(text, number):
         ({"state": "NEW_STATE"}, "failed", ""),
     ],
 )
-def test_each_end_has_a_state_and_a_reason(seen, state, error):
+def test_every_job_end_has_state_and_reason(seen, state, error):
     assert state_of(JobStatus(**seen)) == state
     assert sentence_of(JobStatus(**seen), "a", error).startswith(("a ", "Slurm ", "ValueError"))
 
@@ -81,5 +81,5 @@ def test_each_end_has_a_state_and_a_reason(seen, state, error):
         ("RUNNING", "InvalidQOS", False),
     ],
 )
-def test_what_will_never_start(state, reason, hopeless):
+def test_hopeless_pending_reasons_are_recognized(state, reason, hopeless):
     assert bool(JobStatus(state=state, reason=reason).hopeless) == hopeless

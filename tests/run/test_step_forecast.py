@@ -1,4 +1,4 @@
-"""Forecasts of rungs from what was measured before."""
+"""Forecasts of rungs from earlier measurements."""
 
 import math
 
@@ -30,22 +30,22 @@ def setup(micro=4, accumulation=4, workers=0, **execution) -> Setup:
     return Setup(task="t", execution=e, loader=LoaderSettings(workers=workers))
 
 
-def test_without_workers_data_and_compute_add_up():
+def test_data_and_compute_add_up_without_workers():
     f = forecast_step(setup(), forecast_of_ms(20), None, COST, TWO)
     assert f.step_ms == pytest.approx(16 * 10 + 20)
     assert f.interval_ms.low < f.step_ms < f.interval_ms.high
     assert f.data_ms == pytest.approx(160)
 
 
-def test_with_workers_the_cores_are_shared():
-    """Of 160 ms of samples 80 are loaded beside 20 ms of compute, whose two threads wait for the workers; the rest by both."""
+def test_workers_share_cores_with_compute():
+    """80 of the 160 ms of samples load during 20 ms of compute, whose two threads wait for the workers; both load the rest."""
     f = forecast_step(setup(workers=2), forecast_of_ms(20), None, COST, TWO)
     assert f.step_ms == pytest.approx(20 + 80 + 80 / 2)
     assert f.interval_ms.low < 110
     assert f.interval_ms.high > 150
 
 
-def test_compute_is_scaled_by_what_was_measured():
+def test_compute_forecast_is_scaled_by_measurement():
     known = MeasuredCompute(setup(), 30.0)
     f = forecast_step(setup(16, 1), forecast_of_ms(10), (known, forecast_of_ms(20)), None, TWO)
     assert f.step_ms == pytest.approx(15)
@@ -58,7 +58,7 @@ def test_compute_is_scaled_by_what_was_measured():
     assert math.log(wide.high / wide.low) > 2 * math.log(same.high / same.low)
 
 
-def test_another_precision_is_not_sure_of_the_ratio():
+def test_changed_precision_widens_interval():
     known = (MeasuredCompute(setup(), 30.0), forecast_of_ms(20))
     forecast = forecast_of_ms(20, low=10, high=40, precision="amp_bf16")
     other = forecast_step(setup(precision="amp_bf16"), forecast, known, None, TWO)
@@ -66,7 +66,7 @@ def test_another_precision_is_not_sure_of_the_ratio():
     assert other.interval_ms.high > 1.9 * other.step_ms
 
 
-def test_what_cannot_be_forecast_says_why():
+def test_missing_forecast_has_a_reason():
     f = forecast_step(setup(), forecast_of_ms(None), None, COST, TWO)
     assert f.step_ms is None
     assert "no such rate" in f.reason
@@ -74,7 +74,7 @@ def test_what_cannot_be_forecast_says_why():
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100), st.integers(0, 4))
-def test_intervals_hold_the_forecast(compute, sample, workers):
+def test_forecast_interval_contains_forecast(compute, sample, workers):
     cost = LoaderCost(
         sample_wall_ms=sample, sample_cpu_ms=sample, collate_ms=0.1, batch_size=4, send_ms=0.1
     )
@@ -83,14 +83,14 @@ def test_intervals_hold_the_forecast(compute, sample, workers):
     assert f.holds(f.step_ms)
 
 
-def test_compute_is_learnt_where_workers_did_not_slow_it_down():
+def test_compute_is_learned_only_without_worker_contention():
     assert compute_of(setup(), 100, 20, 80) == (setup(), 20, pytest.approx(0.8))
     assert compute_of(setup(workers=2), 100, 95, 60) is None
     assert compute_of(setup(workers=2), 100, 95, 2).compute_ms == 95
     assert compute_of(setup(), 100, 0, 80) is None
 
 
-def test_compute_measured_beside_long_waits_is_less_sure():
+def test_long_data_waits_widen_compute_interval():
     def width(waiting):
         known = (MeasuredCompute(setup(), 30.0, waiting), forecast_of_ms(20))
         interval = forecast_step(setup(), forecast_of_ms(20), known, None, TWO).interval_ms
@@ -99,7 +99,7 @@ def test_compute_measured_beside_long_waits_is_less_sure():
     assert width(0.9) > 1.5 > 1.15 > width(0.0)
 
 
-def test_the_nearest_known_setup():
+def test_nearest_measured_setup_is_selected():
     known = [
         MeasuredCompute(setup(4, 4), 1),
         MeasuredCompute(setup(16, 1), 2),
@@ -111,7 +111,7 @@ def test_the_nearest_known_setup():
     assert nearest([], setup()) is None
 
 
-def test_a_setup_without_a_forecast_evaluates_as_the_nearest_measured_one():
+def test_evaluation_share_comes_from_nearest_measured_setup():
     unknown, known = (
         replace(forecast_of_ms(20), step=None, reason="fp32 only"),
         MeasuredCompute(setup(), 30.0),

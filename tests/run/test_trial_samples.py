@@ -1,4 +1,4 @@
-"""Which samples a step takes depends on the seed and the global batch, on nothing else."""
+"""The samples of a step depend only on the seed and the global batch."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ COUNTS = st.integers(1, 4)
 
 
 @given(COUNTS, COUNTS, COUNTS, st.integers(1, 60), st.integers(0, 3), st.integers(0, 20))
-def test_ranks_and_micro_batches_divide_a_step(micro, accumulation, ranks, samples, seed, step):
+def test_ranks_and_micro_batches_partition_a_step(micro, accumulation, ranks, samples, seed, step):
     e = Execution(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     whole = positions(samples, seed, e.global_batch, step)
     parts = [of_rank(whole, e, rank) for rank in range(ranks)]
@@ -27,7 +27,7 @@ def test_ranks_and_micro_batches_divide_a_step(micro, accumulation, ranks, sampl
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 3))
-def test_an_epoch_takes_no_sample_twice(samples, batch, seed):
+def test_epoch_uses_each_sample_at_most_once(samples, batch, seed):
     count = steps_per_epoch(samples, batch)
     taken = np.concatenate([positions(samples, seed, batch, step) for step in range(count)])
     assert set(taken.tolist()) <= set(range(samples))
@@ -40,7 +40,7 @@ def test_an_epoch_takes_no_sample_twice(samples, batch, seed):
 
 
 @given(COUNTS, COUNTS, COUNTS, st.integers(1, 60))
-def test_the_sampler_gives_the_steps_in_order(micro, accumulation, ranks, samples):
+def test_rank_sampler_yields_steps_in_order(micro, accumulation, ranks, samples):
     e = Execution(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     for rank in range(ranks):
         sampler = RankBatches(samples, 7, e, rank)
@@ -70,7 +70,7 @@ def task(dataset=None, make_batch=None):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_brings_a_ranks_samples_over_epochs(workers):
+def test_loader_yields_samples_of_rank_across_epochs(workers):
     trial = Trial(
         task="",
         execution=Execution(micro_batch=2, accumulation=2, nproc_per_node=2),
@@ -85,7 +85,7 @@ def test_a_loader_brings_a_ranks_samples_over_epochs(workers):
         assert torch.cat([next_batch()[0], next_batch()[0]]).tolist() == expected.tolist()
 
 
-def test_made_samples_are_the_same_however_divided():
+def test_generated_samples_do_not_depend_on_division():
     def make_batch(count):
         return {"x": torch.randn(count, 3)}
 
@@ -109,7 +109,7 @@ def test_made_samples_are_the_same_however_divided():
     assert not torch.equal(whole[0], whole[1])
 
 
-def test_shards_need_a_dataset_whose_place_they_take():
+def test_shards_need_a_task_with_dataset():
     trial = Trial(task="", execution=Execution(), loader=LoaderSettings(shards="nowhere"))
     with pytest.raises(TrainpaceError):
         batches_of(trial, task(None, torch.zeros), 0, lambda batch: batch)
@@ -146,7 +146,7 @@ def shards(tmp_path):
     return write_folder(tmp_path / "shards", Bytes(), 4, 2)
 
 
-def test_shards_take_the_place_of_what_is_computed_before(shards):
+def test_shards_replace_offline_computation(shards):
     trial = Trial(
         task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards))
     )
@@ -161,7 +161,7 @@ def test_shards_take_the_place_of_what_is_computed_before(shards):
         assert torch.equal(y, y_own)
 
 
-def test_shards_that_are_not_the_tasks_samples_are_refused(shards):
+def test_shards_of_other_samples_are_rejected(shards):
     trial = Trial(
         task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards))
     )

@@ -1,4 +1,4 @@
-"""Tasks of trials: small, and without anything whose result depends on how a batch is divided."""
+"""Small tasks for trials whose results do not depend on how a batch is divided."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def mlp():
 
 
 def sgd():
-    """Adam hides a factor on the gradients; plain gradient descent does not."""
+    """Task with plain gradient descent. Adam would hide a factor on the gradients."""
     model = _model()
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.05), _samples()
 
@@ -77,7 +77,7 @@ def hanging():
 
 
 class Plain(Dataset):
-    """What precompute takes: the same at every call."""
+    """Dataset for precompute: every call returns the same sample."""
 
     def __len__(self):
         return 64
@@ -92,7 +92,7 @@ def online(sample):
 
 
 class Online(Dataset):
-    """What training takes: with the part that stays online."""
+    """Dataset for training, with the part that stays online."""
 
     online = staticmethod(online)
 
@@ -120,7 +120,7 @@ def expensive_without_a_split():
 
 
 def relative():
-    """Reads a file by a relative path, as task files do."""
+    """Read a file by a relative path, as task files do."""
     assert Path("beside.txt").read_text() == "here", os.getcwd()
     return mlp()
 
@@ -133,7 +133,7 @@ def regression_data():
 
 
 def regression():
-    """Its weights stay at 0, where every sample's gradient is known."""
+    """Regression whose weights stay at 0, where the gradient of every sample is known."""
     model = nn.Linear(8, 1, bias=False)
     nn.init.zeros_(model.weight)
     return (

@@ -1,4 +1,4 @@
-"""What a target may be, and what is said of one that has no samples to number."""
+"""Valid dataset targets, and errors for targets without indexed samples."""
 
 import sys
 
@@ -54,7 +54,7 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["Data", "made", "loader", "loaded", "task", "numbers", "split", "Offline"]
 )
-def test_what_has_samples(file, name):
+def test_targets_with_samples_are_loaded(file, name):
     assert len(load_dataset(f"{file}:{name}")) == 3
 
 
@@ -66,7 +66,7 @@ def test_what_has_samples(file, name):
         ("MADE", "unknown name"),
     ],
 )
-def test_what_has_not(file, name, words):
+def test_streams_and_unknown_names_are_rejected(file, name, words):
     with pytest.raises(TrainpaceError) as caught:
         load_dataset(f"{file}:{name}")
     assert caught.match(words)

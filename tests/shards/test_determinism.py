@@ -1,4 +1,4 @@
-"""A random dataset is refused, and the part that is random is named."""
+"""A random dataset is rejected, and its random part is named."""
 
 import random
 import sys
@@ -53,15 +53,15 @@ def said(data):
     return caught.value.message
 
 
-def test_a_deterministic_sample_is_given_back():
+def test_deterministic_sample_is_returned():
     assert computed_twice(Data(Compose(scale, torch.relu)), 1).layout.fields[0].name == "image"
 
 
-def test_drawing_without_effect_is_allowed():
+def test_random_draw_without_effect_is_allowed():
     assert computed_twice(Data(extra=lambda: 0 * random.randrange(9)), 0).values[1] == 0
 
 
-def test_the_random_transform_is_named():
+def test_random_transform_is_named():
     inner = Compose(scale, Flip())
     assert "in image" in said(Data(Compose(scale, inner)))
     assert "Flip, transform 2 of 2 in transform.transforms[1], is random" in said(
@@ -72,7 +72,7 @@ def test_the_random_transform_is_named():
     )
 
 
-def test_a_compose_is_left_as_it_was():
+def test_compose_is_unchanged_by_determinism_check():
     members = [scale, Flip()]
     data = Data(Compose(*members))
     said(data)
@@ -92,14 +92,14 @@ def draw_torch():
 
 
 @pytest.mark.parametrize("draw", [draw_python, draw_numpy, draw_torch])
-def test_message_names_field_and_generator(draw):
+def test_error_names_field_and_random_generator(draw):
     generator = draw.__name__.removeprefix("draw_").replace("python", "Python")
     message = said(Data(extra=draw))
     assert "(in extra)" in message
     assert message.endswith(f": it draws from the generator of {generator}.")
 
 
-def test_a_generator_outside_of_the_users_code(monkeypatch):
+def test_generator_use_inside_a_library_is_named(monkeypatch):
     library = types.ModuleType("library")
     exec(
         compile(
@@ -113,7 +113,7 @@ def test_a_generator_outside_of_the_users_code(monkeypatch):
     assert "draws from the generator of Python" in said(data)
 
 
-def test_other_sources_of_chance_are_told_apart():
+def test_own_generators_and_state_are_distinguished():
     own = np.random.default_rng(0)
     assert "not by a generator of Python, numpy or torch" in said(
         Data(extra=lambda: float(own.random()))
@@ -122,12 +122,12 @@ def test_other_sources_of_chance_are_told_apart():
     assert "what it did before" in said(Data(extra=lambda: next(counter)))
 
 
-def test_a_rare_flip_is_found():
+def test_rare_random_change_is_found():
     random.seed(1)
     first = random.random()
     random.seed(20_011)
     second = random.random()
-    # under the first two seeds the outcome is the same; that the generator moved on leads to more
+    # The first two seeds give the same outcome, but the generator advanced, so more seeds are tried.
     limit = min(first, second) * 0.9
     assert "in extra" in said(Data(extra=lambda: int(random.random() < max(limit, 0.1))))
 
@@ -140,7 +140,7 @@ def test_random_shapes_are_rejected():
     assert "it draws from the generator of Python" in said(Crop())
 
 
-def test_numpy_alone_is_enough(monkeypatch):
+def test_determinism_check_works_without_torch(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
 
     class Plain(Data):

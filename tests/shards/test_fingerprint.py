@@ -1,4 +1,4 @@
-"""The fingerprint changes with what samples depend on, and with nothing else."""
+"""The fingerprint changes only with the inputs of the samples."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def rewrite(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def test_it_is_the_same_for_the_same(project):
+def test_fingerprint_ignores_changed_comments(project):
     first = taken(project)
     assert set(first.code) == {"data.py", "helper.py"}
     assert {"0.txt", "1.txt", "2.txt"} <= set(first.source)
@@ -85,14 +85,14 @@ def test_it_is_the_same_for_the_same(project):
         ),
     ],
 )
-def test_it_sees(project, change, words):
+def test_fingerprint_reports_each_change(project, change, words):
     first = taken(project)
     change(project)
     found = first.differences(taken(project))
     assert all(word in found for word in words), found
 
 
-def test_it_sees_code_outside_the_folder(project):
+def test_fingerprint_covers_code_outside_the_folder(project):
     inner = project / "inner"
     inner.mkdir()
     (inner / "data.py").write_text(

@@ -23,7 +23,7 @@ def test_part_of_reads_index_and_number_of_parts():
     workers=st.integers(1, 512),
     parts=st.integers(1, 20),
 )
-def test_parts_are_disjoint_and_all(samples, size, workers, parts):
+def test_parts_are_disjoint_and_cover_all_samples(samples, size, workers, parts):
     shard_samples, rows = shard_sizes(samples, size, workers)
     plan = ShardPlan(
         target="a.py:b",

@@ -1,4 +1,4 @@
-"""The verb, with its worker processes: computed once, resumed, refused, verified, repaired."""
+"""`trainpace precompute` with its worker processes: computes once, resumes, rejects, verifies and repairs."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def read(folder):
     return [int(data[i][1]) for i in range(len(data))]
 
 
-def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
+def test_rerun_recomputes_only_damaged_shards(file, tmp_path):
     out = tmp_path / "out"
     done = run(f"{file}:Numbers", "--out", out, *FLAGS)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     }
 
 
-def test_from_the_folder_of_the_script_with_torch_loaded(tmp_path):
+def test_precompute_runs_torch_dataset_from_its_folder(tmp_path):
     (tmp_path / "squares.py").write_text(
         "import torch\nsquares = [(torch.tensor(i * i), i) for i in range(20)]\n"
     )
@@ -86,7 +86,7 @@ def test_from_the_folder_of_the_script_with_torch_loaded(tmp_path):
     assert len(read(tmp_path / "out")) == 20
 
 
-def test_bad_samples_are_set_aside(file, tmp_path):
+def test_bad_samples_are_skipped_up_to_max_bad(file, tmp_path):
     out = tmp_path / "out"
     done = run(f"{file}:broken_at_7_and_50", "--out", out, *FLAGS, "--json")
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_bad_samples_are_set_aside(file, tmp_path):
     assert "cannot identify image file" in refused.stderr
 
 
-def test_parts_share_the_work_and_the_last_one_writes_the_manifest(file, tmp_path):
+def test_last_part_writes_the_manifest(file, tmp_path):
     out = tmp_path / "out"
     first = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "2/2")
     assert "4 of 9 shards are written" in first.stdout, first.stderr
@@ -112,7 +112,7 @@ def test_parts_share_the_work_and_the_last_one_writes_the_manifest(file, tmp_pat
     assert read(out) == list(range(90))
 
 
-def test_what_has_changed_is_refused(file, tmp_path):
+def test_changed_code_or_settings_are_rejected(file, tmp_path):
     out = tmp_path / "out"
     assert run(f"{file}:Numbers", "--out", out, *FLAGS).returncode == 0
     file.write_text(NUMBERS.replace("index, dtype", "index + 1, dtype"))
@@ -121,7 +121,7 @@ def test_what_has_changed_is_refused(file, tmp_path):
     assert "numbers_file.py has changed" in refused.stderr
     (out / "shard-000003.parquet").unlink()
     assert "numbers_file.py has changed" in run("--repair", "--out", out).stderr
-    assert (out / "manifest.json").exists()  # what cannot be repaired is left as it was
+    assert (out / "manifest.json").exists()  # A shard that cannot be repaired stays unchanged.
     assert "Traceback" not in refused.stderr
     assert run(f"{file}:Numbers", "--out", out, *FLAGS, "--again").returncode == 0
     assert ShardDataset(out)[3][0][0, 0] == 4
@@ -131,7 +131,7 @@ def test_what_has_changed_is_refused(file, tmp_path):
     )
 
 
-def test_a_dataset_that_every_process_puts_together_otherwise(file, tmp_path):
+def test_dataset_that_differs_between_processes_is_rejected(file, tmp_path):
     shuffled = "import random\n\ndef shuffled():\n    data = Numbers()\n    data.order = random.sample(range(90), 90)\n    return data\n"
     file.write_text(NUMBERS + shuffled)
     done = run(f"{file}:shuffled", "--out", tmp_path / "out", *FLAGS)
@@ -139,7 +139,7 @@ def test_a_dataset_that_every_process_puts_together_otherwise(file, tmp_path):
     assert "put together differently in every process" in done.stderr
 
 
-def test_a_tasks_dataset(file, tmp_path):
+def test_dataset_of_a_task_is_precomputed(file, tmp_path):
     file.write_text(
         NUMBERS
         + "\nimport torch\n\ndef task():\n    return torch.nn.Linear(1, 1), None, None, Numbers(20)\n"
@@ -162,7 +162,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("text", BAD_INPUT, ids=list(BAD_INPUT.values()))
-def test_bad_input_is_told_in_a_sentence(text, tmp_path):
+def test_invalid_dataset_file_gives_one_line_error(text, tmp_path):
     (tmp_path / "bad_file.py").write_text(text)
     done = run(f"{tmp_path}/bad_file.py:D", "--out", tmp_path / "out", "--workers", "1")
     assert done.returncode == 2
@@ -187,7 +187,7 @@ def test_bad_input_is_told_in_a_sentence(text, tmp_path):
         ),
     ],
 )
-def test_misuse(arguments, words, tmp_path):
+def test_invalid_arguments_are_rejected(arguments, words, tmp_path):
     (tmp_path / "something").touch()
     (tmp_path / "a.py").write_text("D = [1]")
     (tmp_path / "locked" / ".lock").mkdir(parents=True)
@@ -197,7 +197,7 @@ def test_misuse(arguments, words, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_two_at_once_are_refused(file, tmp_path):
+def test_concurrent_precompute_is_rejected(file, tmp_path):
     out = tmp_path / "out"
     file.write_text(
         NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full")
@@ -225,7 +225,7 @@ def test_two_at_once_are_refused(file, tmp_path):
     assert first.wait() == 0
 
 
-def test_interrupted(file, tmp_path):
+def test_interrupted_precompute_resumes(file, tmp_path):
     out = tmp_path / "out"
     file.write_text(
         NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full")
@@ -256,7 +256,7 @@ def test_interrupted(file, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(file, tmp_path):
+def test_precompute_survives_kills_at_random_times(file, tmp_path):
     out = tmp_path / "out"
     file.write_text(
         NUMBERS.replace("return np.full", "import time; time.sleep(0.005); return np.full")
@@ -302,8 +302,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_full_disk(small_disk, tmp_path):
-    # large where the first look at samples does not come
+def test_full_disk_stops_precompute_and_rerun_completes(small_disk, tmp_path):
+    # Samples are large only where the first inspection does not look.
     text = NUMBERS.replace(
         "(3, 5)", "(180, 180) if index in range(13, 25) or index in range(26, 38) else (9, 9)"
     )
@@ -322,7 +322,7 @@ def test_a_full_disk(small_disk, tmp_path):
     there = len(list(out.glob("shard-*.json")))
     assert 0 < there < 9
     (small_disk / "ballast").unlink()
-    # a careful guess stops it: every shard that is under way might be as large as the largest
+    # The space estimate is pessimistic: every unfinished shard might be as large as the largest.
     subprocess.run(["mount", "-o", "remount,size=9m", small_disk], check=True)
     again = run(*command, 10)
     assert f"as {9 - there} of 9 shards" in again.stdout, again.stderr
@@ -348,7 +348,7 @@ def test_hanging_sample_is_reported(file, tmp_path, monkeypatch):
     assert any("400 ms" in note and "samples 20 to" in note for note in notes)
 
 
-def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
+def test_random_dataset_is_rejected_before_estimate(tmp_path):
     flipping = "import random\nclass D(list):\n    def __getitem__(self, i): return random.random() < 0.5\nflips = D(range(9))\n"
     (tmp_path / "flipping.py").write_text(flipping)
     done = run("flipping.py:flips", "--out", "out", "--estimate", cwd=tmp_path)
@@ -393,7 +393,7 @@ COSTS = SampleCosts(
 )
 
 
-def test_the_decision():
+def test_decision_computes_epochs_until_precompute_pays():
     plain = decide(COSTS, workers=2)
     assert (plain.compute_once_s, plain.epoch_now_s, plain.epoch_after_s) == (
         100.0,
@@ -409,7 +409,7 @@ def test_the_decision():
     assert decide(COSTS, workers=2, step_s=0.32, batch=64, epochs=3).pays
 
 
-def test_large_data_are_read_from_the_disk_and_need_room():
+def test_decision_considers_disk_space_and_read_speed():
     from msgspec.structs import replace
 
     large = decide(replace(COSTS, sample_bytes=2e6), workers=2)
@@ -425,7 +425,7 @@ def test_large_data_are_read_from_the_disk_and_need_room():
     )
 
 
-def test_a_length_that_nobody_could_compute_is_refused(tmp_path):
+def test_excessive_dataset_length_is_rejected(tmp_path):
     (tmp_path / "endless.py").write_text(
         "class Endless:\n"
         "    def __len__(self): return 10**18\n"

@@ -1,4 +1,4 @@
-"""Whatever a dataset may give comes back from a shard as it was."""
+"""Every supported sample type round-trips through a shard."""
 
 import sys
 
@@ -64,7 +64,9 @@ def equal(a, b):
     group_rows=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_round_trip(tmp_path_factory, kinds, nest, count, shard_samples, group_rows, seed):
+def test_samples_round_trip_through_shards(
+    tmp_path_factory, kinds, nest, count, shard_samples, group_rows, seed
+):
     rng = np.random.default_rng(seed)
 
     def sample():
@@ -91,7 +93,7 @@ def test_round_trip(tmp_path_factory, kinds, nest, count, shard_samples, group_r
     "kind",
     sorted(set(LEAVES) - {"picture", "big-endian", "array of any length", "tensor of any shape"}),
 )
-def test_a_batch_is_what_torch_collates(tmp_path, kind):
+def test_batch_matches_torch_default_collate(tmp_path, kind):
     rng = np.random.default_rng(0)
     samples = [{"x": LEAVES[kind](rng), "label": i} for i in range(11)]
     data = ShardDataset(write_folder(tmp_path / "s", samples, 4, 3))
@@ -99,7 +101,7 @@ def test_a_batch_is_what_torch_collates(tmp_path, kind):
     assert equal(data[order], default_collate([samples[i] for i in order]))
 
 
-def test_what_is_returned_may_be_changed(tmp_path):
+def test_returned_samples_can_be_modified(tmp_path):
     data = ShardDataset(write_folder(tmp_path / "s", [(torch.ones(4), np.ones(4))] * 3, 2, 2))
     first, batch = data[0], data[[0, 1]]
     first[0].zero_()
@@ -109,7 +111,7 @@ def test_what_is_returned_may_be_changed(tmp_path):
     assert data[0][1].sum() == 4
 
 
-def test_every_parquet_reader_can_read_it(tmp_path):
+def test_shards_are_plain_parquet_files(tmp_path):
     samples = [(np.full((2, 2), i, np.uint8), i, f"text {i}") for i in range(7)]
     folder = write_folder(tmp_path / "s", samples, 7, 3, bad={4})
     table = pq.read_table(folder / "shard-000000.parquet")
@@ -133,12 +135,12 @@ def test_every_parquet_reader_can_read_it(tmp_path):
         (Image.new("CMYK", (2, 2)), "mode CMYK"),
     ],
 )
-def test_what_cannot_be_kept_is_said(sample, reason):
+def test_encode_rejects_unsupported_sample(sample, reason):
     with pytest.raises(UnsupportedSample, match=reason):
         encode(sample)
 
 
-def test_a_sample_unlike_the_others_is_said():
+def test_encode_rejects_sample_with_other_dtype():
     known = encode((np.zeros(3, np.float32), 1)).layout
     assert encode((np.zeros(5, np.float32), 1), known).shapes[0] == (5,)
     with pytest.raises(UnsupportedSample, match="0 is array <f8, in the other samples array <f4"):
@@ -161,20 +163,20 @@ def test_encode_rejects_sample_with_other_structure(others, sample):
         encode(sample, encode(others).layout)
 
 
-def test_bits_count_not_values():
+def test_sample_comparison_is_bitwise():
     assert differing_columns(encode(float("nan")), encode(float("nan"))) == []
     assert differing_columns(encode(0.0), encode(-0.0)) == ["sample"]
 
 
 @given(count=st.integers(1, 20), total=st.integers(1, 50))
-def test_spread(count, total):
+def test_spread_returns_sorted_distinct_indices(count, total):
     found = list(spread(count, total))
     assert found == sorted(set(found))
     assert len(found) == min(count, total)
     assert set(found) <= set(range(total))
 
 
-def test_without_pyarrow_one_sentence(monkeypatch):
+def test_missing_pyarrow_is_a_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(TrainpaceError, match="needs pyarrow"):
         shards.import_pyarrow()

@@ -31,7 +31,7 @@ def flat(batches):
     return [i for batch in batches for i in batch]
 
 
-def test_map_style(folder):
+def test_dataset_supports_indexing_and_transform(folder):
     data = ShardDataset(folder, transform=lambda sample: sample[1])
     assert [data[i] for i in range(len(data))] == GOOD
     assert data[-1] == COUNT - 1
@@ -40,7 +40,7 @@ def test_map_style(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_give_every_sample_once(folder, workers):
+def test_loaders_yield_every_sample_once(folder, workers):
     data = ShardDataset(pickle.loads(pickle.dumps(ShardDataset(folder))).reader.folder)
     for loader in (
         DataLoader(data, batch_size=16, shuffle=True, num_workers=workers),
@@ -70,7 +70,7 @@ def test_loader_applies_transform(folder):
     assert (batch[0][:, 0, 0] == batch[1] + 1000).all()
 
 
-def test_missing_and_damaged_folders(tmp_path):
+def test_missing_and_damaged_folders_are_unreadable(tmp_path):
     with pytest.raises(UnreadableInput, match="is no folder"):
         ShardDataset(tmp_path / "none")
     with pytest.raises(UnreadableInput, match="holds no finished shards"):
@@ -104,7 +104,7 @@ def padded(samples):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_samples_of_many_lengths_are_collated_by_the_users_function(tmp_path, workers):
+def test_loader_uses_custom_collate_for_varying_lengths(tmp_path, workers):
     place = write_folder(tmp_path / "s", [torch.arange(n % 5 + 1) for n in range(20)], 10, 5)
     by_position = ShardDataset(place).loader(
         4, shuffle=False, collate_fn=padded, num_workers=workers

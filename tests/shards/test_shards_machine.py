@@ -1,5 +1,7 @@
-"""A folder of shards through interruptions and kills at any change of a file, damage, and changes of code and settings: what is
-finished stays, what is told is so, and a run that says it is finished leaves every sample as the dataset has it."""
+"""Stateful test of a shard folder with interruptions, kills, damage, and changes of code and settings.
+
+Finished shards stay, messages are true, and a finished run has every sample exactly as in the dataset.
+"""
 
 import json
 import os
@@ -47,11 +49,11 @@ class Numbers:
 
 
 class Killed(BaseException):
-    """From here on this process changes no file."""
+    """Raised where SIGKILL would end the process. No file changes afterwards."""
 
 
 class Files:
-    """Counts what changes a file, and lets nothing change one from a certain moment on, as after SIGKILL."""
+    """Count file changes and block all changes from a given moment on, as after SIGKILL."""
 
     def __init__(self, patch):
         self.left = None
@@ -75,7 +77,7 @@ class Files:
 
 
 class PoolHere:
-    """The work of `trainpace.core.Pool`, in this process, one request after another."""
+    """Replacement for `trainpace.core.Pool` that works in this process, one request after another."""
 
     interrupted_after = None
 
@@ -139,7 +141,7 @@ class Shards(RuleBasedStateMachine):
         self.patch.setattr(sys, "path", list(sys.path))
         self.patch.setattr(
             sys, "dont_write_bytecode", True
-        )  # a file may change twice within a second
+        )  # A file may change twice within one second.
         self.home = Path(tempfile.mkdtemp(prefix="trainpace-machine-"))
         self.file, self.out = self.home / "numbers_here.py", self.home / "out"
         self.code = {"samples": SAMPLES, "bad": -1, "factor": 3}
@@ -163,7 +165,7 @@ class Shards(RuleBasedStateMachine):
         )
 
     def run(self, request, ended=()):
-        """Precompute; None where it was ended by one of `ended`. Refused exactly where the folder was begun otherwise."""
+        """Precompute. Return None if one of `ended` stopped it. It is rejected exactly if the folder was started otherwise."""
         plan = self.text_of(self.out / files.PLAN)
         other = (
             plan
@@ -202,7 +204,7 @@ class Shards(RuleBasedStateMachine):
         return file.read_bytes() if file.exists() else b""
 
     def finished(self):
-        """Number and record of every shard that is there whole."""
+        """Return number and record of every complete shard."""
         here = (
             (int(path.stem.rpartition("-")[2]) for path in self.out.glob("shard-*.json"))
             if self.out.exists()
@@ -215,7 +217,7 @@ class Shards(RuleBasedStateMachine):
         }
 
     def changed(self):
-        """Shards of the right length and another content, which only `verify` finds."""
+        """Return shards of the right length but with other content, which only `verify` finds."""
         contents = {
             n: files.shard_file(self.out, n).read_bytes()
             for n in self.originals
@@ -327,10 +329,10 @@ def run_machine(examples, steps):
     )
 
 
-def test_any_order_of_runs_and_damage():
+def test_shards_survive_any_order_of_runs_and_damage():
     run_machine(25, 20)
 
 
 @pytest.mark.long
-def test_any_order_of_runs_and_damage_for_long():
+def test_shards_survive_long_orders_of_runs_and_damage():
     run_machine(400, 50)

@@ -1,4 +1,4 @@
-"""What the command line answers where torch cannot be imported: help, schedules, and forecasts of packaged workloads."""
+"""Help, schedules and forecasts of packaged workloads work without torch."""
 
 import json
 import subprocess
@@ -24,11 +24,11 @@ def answer(*arguments):
     [["--help"], ["schedule", "--help"], ["forecast", "--help"], ["gpus"]],
     ids=" ".join,
 )
-def test_help_and_catalogue(arguments):
+def test_help_and_gpus_work_without_torch(arguments):
     assert len(answer(*arguments).splitlines()) > 10
 
 
-def test_a_schedule():
+def test_schedule_works_without_torch():
     given = [
         "--samples",
         "50k",
@@ -43,6 +43,6 @@ def test_a_schedule():
     assert "782" in answer("schedule", *given)  # 2 x ceil(50,000 / 128) steps
 
 
-def test_a_forecast_of_a_packaged_workload():
+def test_forecast_of_a_packaged_workload_works_without_torch():
     forecast = json.loads(answer("forecast", "resnet50", "--gpu", "A100", "--json"))
     assert "resnet50" in json.dumps(forecast)

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it can be judged without Docker: nothing here builds an image."""
+"""Static checks of the Dockerfile. No image is built."""
 
 import json
 import re
@@ -17,7 +17,7 @@ KNOWN = {"FROM", "ARG", "WORKDIR", "RUN", "COPY", "ENV", "USER", "ENTRYPOINT", "
 
 
 def stages():
-    """The instructions of each stage: (word, rest)."""
+    """Return the instructions of each stage as (word, rest)."""
     lines = [
         line
         for line in (ROOT / "tools/Dockerfile").read_text().splitlines()
@@ -38,7 +38,7 @@ def of(stage, word):
 
 
 def copied():
-    """What is copied from the folder."""
+    """Return the paths that are copied from the build context."""
     return [
         source
         for stage in stages()
@@ -49,7 +49,7 @@ def copied():
 
 
 def is_ignored(path):
-    """As Docker reads the file: a pattern also takes what is below it, and the last one that matches counts."""
+    """Match as Docker does: a pattern includes its subfolders, and the last match counts."""
     ignored = False
     places = [path, *(str(parent) for parent in Path(path).parents[:-1])]
     for line in (ROOT / "tools/Dockerfile.dockerignore").read_text().splitlines():
@@ -63,7 +63,7 @@ def is_ignored(path):
     return ignored
 
 
-def test_it_ends_as_a_user_without_rights():
+def test_final_stage_runs_as_a_non_root_user():
     last = stages()[-1]
     (user,) = of(last, "USER")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), (
@@ -73,13 +73,13 @@ def test_it_ends_as_a_user_without_rights():
     assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
 
 
-def test_its_base_is_pinned_slim_and_a_python_that_is_supported():
+def test_base_image_is_a_supported_slim_python():
     bases = [of(stage, "FROM")[0].split()[0] for stage in stages()]
     assert set(bases) == {"python:3.11-slim"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def test_the_last_stage_brings_no_source_and_no_tools():
+def test_final_stage_contains_no_source_and_no_build_tools():
     last = stages()[-1]
     assert [rest.split()[0] for rest in of(last, "COPY")] == ["--from=build"]
     assert "apt-get" not in str(stages())
@@ -92,13 +92,13 @@ def test_the_last_stage_brings_no_source_and_no_tools():
     )
 
 
-def test_commands_are_lists_and_the_program_is_there():
+def test_entrypoint_is_a_list_naming_an_installed_script():
     last = stages()[-1]
     assert json.loads(of(last, "ENTRYPOINT")[0])[0] in PROJECT["scripts"]
     assert json.loads(of(last, "CMD")[0]) == ["--help"]
 
 
-def test_what_is_copied_is_there_and_not_ignored_and_the_rest_is():
+def test_copied_paths_exist_and_dockerignore_excludes_the_rest():
     assert all((ROOT / name).exists() and not is_ignored(name) for name in copied())
     for name in (
         ".git/config",
@@ -115,17 +115,17 @@ def test_what_is_copied_is_there_and_not_ignored_and_the_rest_is():
 
 
 @pytest.mark.parametrize("run", [rest for stage in stages() for rest in of(stage, "RUN")])
-def test_shells_read_it(run):
+def test_run_instructions_are_valid_shell(run):
     subprocess.run(["sh", "-n", "-c", run], check=True)
 
 
-def test_extras_exist():
+def test_dockerfile_names_existing_extras():
     (extras,) = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "tools/Dockerfile").read_text())
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.slow
-def test_a_wheel_can_be_built_from_what_is_copied(tmp_path):
+def test_wheel_builds_from_the_copied_files(tmp_path):
     for name in copied():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)

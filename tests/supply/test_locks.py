@@ -1,4 +1,4 @@
-"""Every installed package has a hash in a lock, and a file with another hash is refused."""
+"""Every locked package has a hash, and a file with another hash is rejected."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ PIN = re.compile(r"^([\w.-]+)==([^\s;]+)(.*?)(?=^[\w#]|\Z)", re.MULTILINE | re.D
 
 
 def pins_of(lock):
-    """Name, version and hashes of every pin."""
+    """Return the name, version and hashes of every pin."""
     text = lock.read_text()
     return [
         (name, version, re.findall(r"--hash=sha256:[0-9a-f]{64}\b", rest))
@@ -35,7 +35,7 @@ def test_every_pin_has_hashes():
         assert [name for name, _, hashes in pins if not hashes] == []
 
 
-def test_sections_agree_on_versions():
+def test_lock_sections_agree_on_versions():
     versions = {}
     for name, version, _ in pins_of(MAIN):
         versions.setdefault(name.lower(), set()).add(version)
@@ -86,7 +86,7 @@ def wheel_of(folder):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A folder with this Makefile, an installed environment, and a folder of wheels as registry."""
+    """Return a folder with the Makefile, an environment and a local wheel registry."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
     (tmp_path / "tools").mkdir()
@@ -136,7 +136,7 @@ def test_a_group_is_installed_only_with_the_right_hash(clone, kind):
 
 
 @pytest.mark.slow
-def test_the_main_environment_refuses_another_hash(clone):
+def test_main_environment_rejects_a_wrong_hash(clone):
     lock_of_tiny(clone, "main", "tampered")
     done = run_offline(clone, "tools/install.sh", "main", "made")
     assert done.returncode != 0

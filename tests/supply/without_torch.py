@@ -1,4 +1,7 @@
-"""pytest -p supply.without_torch: a test that comes to import torch is skipped. For Pythons which have no torch at hand."""
+"""Pytest plugin that skips tests importing torch, for a Python without torch.
+
+Use it with `pytest -p supply.without_torch`.
+"""
 
 import sys
 
@@ -20,7 +23,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef, request):
-    """A fixture that traces a model has a worker import torch, which then says that there is none."""
+    """Skip a test whose fixture imports torch in a worker process."""
     try:
         return (yield)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The first answer about a script: real scripts, looked at for a second or two."""
+"""Tests of `look` on real scripts that run for a second or two."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def look(script, *more, seconds=1.0, **options):
 
 
 @pytest.mark.slow
-def test_a_script_is_ended_and_its_whole_training_told(script):
+def test_look_ends_the_script_and_predicts_the_whole_training(script):
     looked = look(script, "--epochs", "100000", "--bf16")
     rank = looked.watched.recording.ranks[0]
     assert rank.stopped
@@ -107,7 +107,7 @@ def test_a_script_is_ended_and_its_whole_training_told(script):
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
+def test_short_script_runs_to_its_own_end(script):
     looked = look(script, "--epochs", "1", seconds=300.0, epochs=3.0, gpu=("T4",))
     assert not looked.watched.recording.ranks[0].stopped
     assert looked.length.steps == 384
@@ -115,7 +115,7 @@ def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
 
 
 @pytest.mark.slow
-def test_the_batch_of_a_script_without_a_loader_is_that_of_the_models_input(script):
+def test_batch_without_a_loader_comes_from_the_model_input(script):
     loop = "for x, y in DataLoader(data, batch_size=32)"
     script.write_text(
         script.read_text().replace(
@@ -154,13 +154,13 @@ EARLIER = ("last.pt", "best.pt", "written.pt", "log.csv")
     [(("100000000",), True), (("200",), False), (("200", "fails"), True)],
     ids=str,
 )
-def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, arguments, put_back):
-    """Unless the script trained to its end, as it would have alone."""
+def test_look_restores_checkpoints_of_earlier_runs(tmp_path, monkeypatch, arguments, put_back):
+    """Files are not restored if the script trained to its end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SAVES)
     for name in EARLIER:
         (tmp_path / name).write_bytes(b"of an earlier run")
-    if put_back:  # as a look leaves it that was killed
+    if put_back:  # a killed look leaves the file under this name
         (tmp_path / "last.pt").rename(tmp_path / "last.pt.before-trainpace-look")
     looked = run(
         replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"),
@@ -177,7 +177,7 @@ def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, argum
 
 
 @pytest.mark.slow
-def test_ranks_end_after_the_same_step(tmp_path):
+def test_all_ranks_stop_after_the_same_step(tmp_path):
     ddp = Path(__file__).parents[2] / "benchmarks/planted/scripts/ddp_compute.py"
     launcher = (
         sys.executable,
@@ -196,7 +196,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_is_told_with_what_it_printed(script):
+def test_failing_script_is_reported_with_its_output_and_exit_code(script):
     script.write_text("import torch\nprint('one moment')\nraise SystemExit(5)\n")
     with pytest.raises(
         TrainpaceError, match=r"exit code 5 before its second training step:\n  one moment"
@@ -215,7 +215,7 @@ def _looked(folder, **of_rank):
     )
 
 
-def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
+def test_float64_model_has_no_forecast(tmp_path):
     (tmp_path / "workload.json").write_text("{}")
     with pytest.raises(TrainpaceError, match="fp64"):
         elsewhere(_looked(tmp_path, number_format="fp64"), (), Silent())
@@ -228,15 +228,13 @@ def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
         ("no item()", r"model: no item\(\)\. So there"),
     ],
 )
-def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(
-    tmp_path, reason, told
-):
+def test_untraceable_model_has_no_forecast_and_the_reason_is_given(tmp_path, reason, told):
     with pytest.raises(TrainpaceError, match=told):
         elsewhere(_looked(tmp_path, no_workload=reason), (), Silent())
 
 
-def test_a_workload_of_one_batch_is_looked_for_at_that_batch(tmp_path):
-    """Whatever the loader calls a batch: of a text it may be lines, where the model's first dimension is time."""
+def test_forecast_uses_the_only_traced_batch_size(tmp_path):
+    """The loader's batch can differ: it may hold lines of text with time as first dimension."""
     save(replace(workload(), traced_batches=(7,)), tmp_path / "workload.json")
     looked = Looked(
         watched=Watched(recording=recording(rank(forward=10)), folder=tmp_path),
@@ -251,11 +249,11 @@ def test_a_workload_of_one_batch_is_looked_for_at_that_batch(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_fits_a_screen(script):
+def test_look_output_fits_one_screen(script):
     bin_folder = Path(sys.executable).parent
     path = os.pathsep.join([str(bin_folder), os.environ["PATH"]])
     environment = {**os.environ, "COLUMNS": "80", "XDG_DATA_HOME": str(script.parent), "PATH": path}
-    # as it is typed, since a long path makes lines of its own
+    # short names as a user types them, since long paths add lines
     words = [str(bin_folder / "trainpace"), "look", "--for", "1s"]
     command, own = (
         ["python", script.name, "--epochs", "90"],
@@ -276,7 +274,7 @@ def test_the_command_line_fits_a_screen(script):
     assert json.loads(as_json.stdout)["length"]["steps"] == 11_520
 
 
-def test_a_program_that_computes_now_is_said_to_keep_cores_busy():
+def test_busy_cores_of_other_programs_are_reported():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         busy = busy_cores(None)
         other.kill()
@@ -286,12 +284,12 @@ def test_a_program_that_computes_now_is_said_to_keep_cores_busy():
     assert busy_in_words(1.97, 2).startswith("other programs keep all 2 cores busy, so")
 
 
-def test_without_a_command_it_says_how():
+def test_look_without_a_command_raises_misuse():
     with pytest.raises(Misuse, match="training script"):
         run(LookRequest(), Silent())
 
 
-def test_a_script_alone_gets_a_python(tmp_path, monkeypatch):
+def test_script_without_interpreter_is_started_with_python(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("")
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
@@ -305,7 +303,7 @@ def test_a_script_alone_gets_a_python(tmp_path, monkeypatch):
         started_with_python(("missing.py",))
 
 
-def test_how_long_it_is_follows_from_who_says_most():
+def test_training_length_prefers_explicit_arguments_over_the_command():
     stated = StatedLength(30.0, None, "--epochs 30")
     assert length_of(DIAGNOSIS, stated, None, None) == Length(
         steps=3840, of="training", epochs=30.0, words="--epochs 30"
@@ -323,8 +321,8 @@ def test_how_long_it_is_follows_from_who_says_most():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holds", [False, True], ids=["opens for every line", "has it open"])
-def test_what_another_program_writes_meanwhile_stays(tmp_path, monkeypatch, capsys, holds):
-    """Two trainings that write one log and one checkpoint: a look restores nothing into which the other has written."""
+def test_files_written_by_another_program_are_not_restored(tmp_path, monkeypatch, capsys, holds):
+    """Two trainings write the same log and checkpoint. The other one's changes are kept."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SAVES)
     for name in EARLIER:

@@ -1,4 +1,4 @@
-"""Packed rows beside padded batches are compared by documents' tokens, of which the two hold unlike numbers."""
+"""Packed rows and padded batches are compared per document token."""
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +11,8 @@ from trainpace.verbs.traced import compared, padded_batch
 from trainpace.workload import Documents
 
 
-def test_packing_saves_time_a_token_of_documents():
-    """A row of 4096 tokens holds 2.5 documents of 1800 tokens in the mean; a padded batch holds three whole ones."""
+def test_packing_saves_time_per_document_token():
+    """A row of 4096 tokens holds 2.5 documents of 1800 tokens; a padded batch holds three."""
     documents = Documents.with_mean(1800)
     forecast = Forecaster(stacked(), Target(Cluster(device=find_device("H100")))).forecast
     n, length = padded_batch(documents, 4096, 1)

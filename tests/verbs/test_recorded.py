@@ -1,4 +1,4 @@
-"""A forecast and a plan of a recorded script take its loader into account, and say what may mislead in the recording."""
+"""Forecast, plan and match use the loader and the caveats of a recording."""
 
 import json
 
@@ -22,7 +22,7 @@ BUSY = "other programs keep all 2 cores busy (load average 9.0), so the times of
 
 
 def recorded(folder, workers=2, steps=23, busy=""):
-    """A recording whose loader takes 50 ms of a core for each of 16 samples, with the workload of its model."""
+    """Write a recording whose loader needs 50 ms of a core for each of 16 samples."""
     folder.mkdir()
     batch_ns = int(16 * SAMPLE_MS * MS)
     fetches = [Fetch(0, 16, 0, batch_ns, batch_ns, 0)] * 6
@@ -51,7 +51,7 @@ def forecast(model, **options):
     return found, found.rows[0].training_time
 
 
-def test_the_recorded_loader_sets_the_pace(with_workers):
+def test_recorded_loader_limits_the_training_time(with_workers):
     found, time = forecast(with_workers)
     each_s = SAMPLE_MS / 1e3 / 2  # two workers on two cores
     assert time.stepping_s + time.data_wait_s == pytest.approx(64_000 * each_s, rel=0.01)
@@ -59,24 +59,24 @@ def test_the_recorded_loader_sets_the_pace(with_workers):
     assert "2 workers, 40 samples/s on the recording's 2 cores" in found.recorded[0]
 
 
-def test_without_workers_it_loads_between_the_steps(without):
+def test_loading_without_workers_adds_to_the_step_time(without):
     _, time = forecast(without)
     assert time.data_wait_s == pytest.approx(64_000 * SAMPLE_MS / 1e3, rel=0.01)
 
 
-def test_a_rate_that_is_given_goes_first(with_workers):
+def test_explicit_loader_rate_overrides_the_recording(with_workers):
     found, time = forecast(with_workers, loader_rate=1e6, workers=1)
     assert time.data_wait_s == 0
     assert not any("loader (" in said for said in found.recorded)
 
 
-def test_the_same_workload_elsewhere_knows_no_loader(with_workers, tmp_path):
+def test_workload_outside_a_recording_has_no_loader(with_workers, tmp_path):
     save(workload(), tmp_path / "workload.json")
     found, time = forecast(str(tmp_path / "workload.json"))
     assert (found.recorded, time.data_wait_s) == ((), 0)
 
 
-def test_without_a_length_it_is_said_that_the_step_has_no_loader(with_workers, capsys):
+def test_forecast_without_length_says_step_time_excludes_loading(with_workers, capsys):
     with pytest.raises(SystemExit):
         main(["forecast", with_workers, "--gpu", "A100", "--no-journal", "--evidence", "none"])
     shown = capsys.readouterr().out.split("\n")
@@ -85,7 +85,7 @@ def test_without_a_length_it_is_said_that_the_step_has_no_loader(with_workers, c
     assert "not included in the step time" in first
 
 
-def test_match_takes_it_too(with_workers, tmp_path):
+def test_match_uses_the_recorded_loader(with_workers, tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text(
         '[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n'
@@ -99,7 +99,7 @@ def test_match_takes_it_too(with_workers, tmp_path):
     assert "worker on every core: 20 samples/s" in answer.recorded[0]
 
 
-def test_what_may_mislead_is_carried_into_plan_and_forecast(without, tmp_path):
+def test_plan_and_forecast_repeat_the_recording_caveats(without, tmp_path):
     folder = without.removesuffix("/workload.json")
     plan = trainpace.plan(without, gpu="A100", watched=folder, **JOB, **QUIET)
     said = " ".join(plan.cautions)
@@ -112,7 +112,7 @@ def test_what_may_mislead_is_carried_into_plan_and_forecast(without, tmp_path):
     )
 
 
-def test_a_recording_that_is_quiet_and_long_says_less(with_workers):
+def test_long_quiet_recording_has_only_the_cpu_caveat(with_workers):
     assert caveats(recording_of(with_workers)) == (
         "the script was recorded on a CPU: its loader counts here, the time of its steps does not",
     )
@@ -133,8 +133,8 @@ def planned(**options):
     return trainpace.plan(workload(), **{**LOADED, **options}, **JOB, **QUIET)
 
 
-def test_only_the_offline_share_of_a_sample_goes():
-    """All of the loader went, where `loader` had said that 53 % can be offline."""
+def test_precompute_removes_only_the_offline_share_of_a_sample():
+    """Regression: the whole sample time was removed although only 53% can be offline."""
     half, whole = planned(offline_share=0.53), planned()
     assert offline(whole)
     assert whole.best.choice.data.ms_per_sample == 0
@@ -145,11 +145,11 @@ def test_only_the_offline_share_of_a_sample_goes():
     assert not any("done offline" in said for said in half.assumed)
 
 
-def test_nothing_is_offline_where_everything_is_random():
+def test_zero_offline_share_allows_no_precompute():
     assert not offline(planned(offline_share=0))
 
 
-def test_the_answer_of_loader_says_it(tmp_path):
+def test_offline_share_is_read_from_the_loader_answer(tmp_path):
     cost = LoaderCost(sample_wall_ms=60, sample_cpu_ms=60, collate_ms=0, batch_size=32)
     answer = {"cost": msgspec.to_builtins(cost), "cores": 2, "advice": {"offline_share": 0.53}}
     path = tmp_path / "loader.json"

@@ -1,4 +1,4 @@
-"""Relations between options, declared once on `Field`, hold for requests and for a project's defaults."""
+"""Relations between options hold for requests and for a project's defaults."""
 
 from types import FunctionType
 from typing import get_args, get_type_hints
@@ -82,7 +82,7 @@ def check(fields, values):
 def test_project_defaults_never_break_a_valid_command(question):
     fields, typed, defaults = question
     defaults = {name: value for name, value in defaults.items() if name not in typed}
-    for name in defaults:  # a file that contradicts itself is an error of its own
+    for name in defaults:  # a self-contradicting file is a separate error
         assume(not set(fields[name].about.excludes.split()) & defaults.keys())
     try:
         check(fields, typed)
@@ -96,7 +96,7 @@ def test_project_defaults_never_break_a_valid_command(question):
 
 @given(questions())
 @settings(max_examples=200, deadline=None)
-def test_a_dropped_default_has_a_rival_or_lacks_what_it_needs(question):
+def test_dropped_default_conflicts_or_lacks_a_required_option(question):
     fields, typed, defaults = question
     dropped = inapplicable(fields, typed, defaults)
     for name in dropped:
@@ -115,7 +115,7 @@ def test_a_dropped_default_has_a_rival_or_lacks_what_it_needs(question):
         {"adapter": "lora", "fp32_weights": "all"},
     ],
 )
-def test_python_callers_get_the_same_error(options):
+def test_python_functions_check_option_relations(options):
     with pytest.raises(Misuse):
         trainpace.forecast("resnet18", gpu="T4", **options)
 

@@ -1,4 +1,4 @@
-"""The verbs asked the same questions: one set of defaults, and the same numbers."""
+"""Forecast, plan, match and schedule share their defaults and agree on their numbers."""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from trainpace.workload import Workload, load_workload
 
 SAMPLES, EPOCHS = 50_000, 3
 CARDS = ("RTX 3090", "A100 SXM 40GB", "V100 SXM2 16GB")
-"""With TF32 and without."""
+"""Cards with and without TF32."""
 QUIET = {"no_journal": True, "evidence": "none"}
 MACHINES = "".join(
     f'[[machine]]\nname = "{card}"\ndevice = "{card}"\ncount = 1\nprice_usd_per_hour = 2.0\n'
@@ -61,7 +61,7 @@ def servers(model, machines):
 
 @pytest.fixture(scope="module", params=CARDS)
 def asked(request, model, servers):
-    """A card's name; the server with one of it; a forecast and a plan of how that server trains."""
+    """Return a card, its server, and a forecast and a plan with the server's execution."""
     server = servers[request.param]
     e = server.forecast.execution
     same = {"batch": e.micro_batch, "accumulate": e.accumulation, "price": 2.0}
@@ -73,7 +73,7 @@ def asked(request, model, servers):
     )
 
 
-def test_without_a_batch_it_is_the_same(model):
+def test_default_batch_is_the_same_in_forecast_and_plan(model):
     assert (
         forecasts(model, "A100").execution.micro_batch
         == planned(model, "A100").start.micro_batch
@@ -81,7 +81,7 @@ def test_without_a_batch_it_is_the_same(model):
     )
 
 
-def test_the_precision_is_the_same(asked):
+def test_verbs_agree_on_precision(asked):
     card, server, row, plan = asked
     expected = "fp32" if card.startswith("V100") else "torch_fp32"
     assert {server.forecast.execution.precision, row.execution.precision, plan.start.precision} == {
@@ -89,18 +89,18 @@ def test_the_precision_is_the_same(asked):
     }
 
 
-def test_the_execution_is_the_same(asked):
+def test_verbs_agree_on_execution(asked):
     _, server, row, plan = asked
     assert server.forecast.execution == row.execution == plan.start
 
 
-def test_a_step_takes_as_long(asked):
+def test_verbs_agree_on_step_time(asked):
     _, server, row, plan = asked
     assert server.forecast.step.total_ms == pytest.approx(row.step.total_ms)
     assert plan.now.step_ms == pytest.approx(row.step.total_ms)
 
 
-def test_the_interval_is_the_same(asked):
+def test_verbs_agree_on_intervals(asked):
     _, server, row, plan = asked
     assert server.forecast.step_time_interval_ms == row.step_time_interval_ms
     ends = row.training_time_interval_s
@@ -110,12 +110,12 @@ def test_the_interval_is_the_same(asked):
     )
 
 
-def test_the_memory_is_the_same(asked):
+def test_match_and_forecast_agree_on_memory(asked):
     _, server, row, _ = asked
     assert server.forecast.memory == row.memory
 
 
-def test_the_steps_are_as_many(asked):
+def test_verbs_agree_on_number_of_steps(asked):
     _, server, row, _ = asked
     e = row.execution
     answer = trainpace.schedule(
@@ -124,13 +124,13 @@ def test_the_steps_are_as_many(asked):
     assert server.time.steps == row.training_time.steps == 3 * answer.epoch.steps
 
 
-def test_the_training_takes_as_long(asked):
+def test_verbs_agree_on_training_time(asked):
     _, server, row, plan = asked
     assert server.time.total_s == pytest.approx(row.training_time.total_s)
     assert plan.now.job_s == pytest.approx(row.training_time.total_s)
 
 
-def test_the_steps_alone_take_as_long_as_schedule_says(asked):
+def test_forecast_and_schedule_agree_on_stepping_time(asked):
     _, _, row, _ = asked
     e = row.execution
     answer = trainpace.schedule(
@@ -143,14 +143,14 @@ def test_the_steps_alone_take_as_long_as_schedule_says(asked):
     assert answer.time.stepping_s == pytest.approx(row.training_time.stepping_s)
 
 
-def test_it_costs_as_much(asked):
+def test_verbs_agree_on_cost(asked):
     _, server, row, plan = asked
     assert server.mean_usd == pytest.approx(row.cost_usd)
     assert plan.now.cost_usd == pytest.approx(row.cost_usd)
 
 
-def test_one_card_is_as_many_times_as_fast_as_another(model, servers):
-    """What a student was told by two verbs: 435 against 423 samples/s, and 1.9 times."""
+def test_forecast_and_match_agree_on_speed_ratio_of_two_cards(model, servers):
+    """Regression: two verbs gave different speed ratios (435 to 423 samples/s, and 1.9)."""
     rate = {card: forecasts(model, card, batch=32).samples_per_second for card in CARDS}
     steps = {card: m.forecast.step.total_ms for card, m in servers.items()}
     assert rate["A100 SXM 40GB"] / rate["RTX 3090"] == pytest.approx(
@@ -159,7 +159,7 @@ def test_one_card_is_as_many_times_as_fast_as_another(model, servers):
     assert rate["A100 SXM 40GB"] > rate["RTX 3090"]
 
 
-def test_a_format_that_is_asked_for_is_the_same(model, machines):
+def test_match_and_forecast_agree_on_an_explicit_precision(model, machines):
     server = matched(model, machines, global_batch=32, precision="amp_fp16")["V100 SXM2 16GB"]
     e = server.forecast.execution
     row = forecasts(
@@ -172,7 +172,7 @@ def test_a_format_that_is_asked_for_is_the_same(model, machines):
     assert server.forecast.step == row.step
 
 
-def test_a_tasks_own_settings_are_taken_by_all(model, machines):
+def test_all_verbs_use_the_settings_of_a_workload(model, machines):
     own = replace(
         model,
         settings={
@@ -196,7 +196,7 @@ def test_a_tasks_own_settings_are_taken_by_all(model, machines):
     assert (there.global_batch, there.precision, there.clip_gradients) == (32, "amp_bf16", True)
 
 
-def test_the_defaults_are_stated_in_the_first_line(capsys):
+def test_first_paragraph_states_default_precision_and_optimizer(capsys):
     from trainpace.cli.program import main
 
     job = ["--samples", "50000", "--epochs", "1"]

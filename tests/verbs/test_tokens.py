@@ -1,4 +1,4 @@
-"""Tokens, global batches and tokens a second mean the same in all verbs, and are shown by them."""
+"""Tokens, global batches and tokens per second mean the same in all verbs."""
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from trainpace.core.records import save
 from trainpace.verbs.training import USUAL_BATCH, USUAL_GLOBAL_BATCH
 
 EPOCH = 1_000 * TOKENS + 7
-"""Tokens: a thousand samples, and some that fill none."""
+"""Tokens of a thousand samples plus an incomplete one."""
 QUIET = {"no_journal": True, "evidence": "none"}
 MACHINE = (
     '[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n'
@@ -30,7 +30,7 @@ def machines(tmp_path_factory):
     return str(path)
 
 
-def test_tokens_are_as_many_steps_in_every_verb(model, machines):
+def test_verbs_agree_on_steps_for_a_token_budget(model, machines):
     (row,) = trainpace.forecast(model, gpu="A100", tokens=EPOCH, epochs=2, batch=10, **QUIET).rows
     plan = trainpace.plan(model, gpu="A100", tokens=EPOCH, epochs=2, batch=10, **QUIET)
     servers = trainpace.match(
@@ -49,19 +49,19 @@ def test_tokens_are_as_many_steps_in_every_verb(model, machines):
 
 
 @pytest.mark.parametrize("ask", [trainpace.forecast, trainpace.plan, trainpace.match])
-def test_tokens_of_what_has_none_are_refused(ask):
+def test_tokens_are_rejected_for_a_model_without_sequences(ask):
     where = {} if ask is trainpace.match else {"gpu": "A100"}
     with pytest.raises(TrainpaceError, match="`tokens`"):
         ask(workload(), tokens=EPOCH, epochs=1, **where, **QUIET)
 
 
 @pytest.mark.parametrize("ask", [trainpace.forecast, trainpace.match])
-def test_samples_and_tokens_are_one_thing_said_twice(model, ask):
+def test_samples_and_tokens_together_are_rejected(model, ask):
     with pytest.raises(TrainpaceError, match="samples"):
         ask(model, tokens=EPOCH, samples=1000, epochs=1, **QUIET)
 
 
-def test_a_global_batch_is_the_same_in_forecast_and_plan(model):
+def test_forecast_and_plan_agree_on_a_global_batch(model):
     for more in ({}, {"batch": 4}, {"num_gpus": 4}, {"num_gpus": 4, "batch": 8}):
         (row,) = trainpace.forecast(model, gpu="A100", global_batch=128, **more, **QUIET).rows
         plan = trainpace.plan(model, gpu="A100", global_batch=128, max_steps=100, **more, **QUIET)
@@ -70,7 +70,7 @@ def test_a_global_batch_is_the_same_in_forecast_and_plan(model):
         assert row.execution.micro_batch == more.get("batch", USUAL_BATCH)
 
 
-def test_a_global_batch_below_the_usual_one_is_divided(model):
+def test_global_batch_determines_micro_batch_and_accumulation(model):
     (row,) = trainpace.forecast(model, gpu="A100", global_batch=24, num_gpus=2, **QUIET).rows
     assert (row.execution.micro_batch, row.execution.accumulation) == (12, 1)
     (row,) = trainpace.forecast(model, gpu="A100", global_batch=80, **QUIET).rows
@@ -86,13 +86,13 @@ def test_a_global_batch_below_the_usual_one_is_divided(model):
         ({"num_gpus": 3}, "not a multiple|cannot"),
     ],
 )
-def test_a_global_batch_that_nothing_gives_is_refused(model, options, said):
+def test_unreachable_global_batch_is_rejected(model, options, said):
     with pytest.raises(TrainpaceError, match=said):
         trainpace.forecast(model, gpu="A100", global_batch=128, **options, **QUIET)
 
 
-def test_one_rule_for_the_batch_where_nobody_says(model, machines):
-    """32 a GPU, and 32 for each of eight where servers of all sizes take the same."""
+def test_verbs_agree_on_the_default_global_batch(model, machines):
+    """The default is 32 per GPU, or 32 x 8 if servers of all sizes share a global batch."""
     (row,) = trainpace.forecast(model, gpu="A100", num_gpus=8, **QUIET).rows
     plan = trainpace.plan(model, gpu="A100", num_gpus=8, max_steps=100, **QUIET)
     servers = trainpace.match(
@@ -107,7 +107,7 @@ def test_one_rule_for_the_batch_where_nobody_says(model, machines):
     assert USUAL_GLOBAL_BATCH == 8 * USUAL_BATCH
 
 
-def test_tokens_a_second_are_shown(model, machines, tmp_path, capsys):
+def test_output_shows_tokens_per_second(model, machines, tmp_path, capsys):
     save(model, tmp_path / "w.json")
     work = ["--tokens", str(EPOCH), "--epochs", "1"]
     asks = {
@@ -121,7 +121,7 @@ def test_tokens_a_second_are_shown(model, machines, tmp_path, capsys):
         assert "tokens/s" in " ".join(capsys.readouterr().out.split()), verb
 
 
-def test_match_says_where_its_global_batch_is_from(model, machines, tmp_path, capsys):
+def test_match_states_that_its_global_batch_is_assumed(model, machines, tmp_path, capsys):
     save(model, tmp_path / "w.json")
     with pytest.raises(SystemExit):
         main(

@@ -1,4 +1,4 @@
-"""Scripts of real libraries, trained bare and under the recorder, to be compared."""
+"""Run scripts of real libraries with and without the recorder to compare them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def keep(losses, of=""):
 
 
 def use_libraries(monkeypatch, *folders):
-    """Let scripts import what was installed into these folders of the repository."""
+    """Let scripts import the packages installed in these folders of the repository."""
     paths = [ROOT / "src", ROOT / "tests" / "shims", *(ROOT / name for name in folders)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("LOSSES", "")
@@ -31,18 +31,21 @@ def use_libraries(monkeypatch, *folders):
 
 
 def lacking(*folders):
-    """Those of the folders that are not installed, as make's targets."""
+    """Return the folders that are not installed, as make targets."""
     return " ".join(f"{name}/installed" for name in folders if not (ROOT / name).is_dir())
 
 
 def trained(text, folder, *launcher, arguments=()):
-    """(losses bare, losses watched, recording) of a script."""
+    """Return a script's losses without the recorder, with it, and the recording."""
     (folder / "train.py").write_text(HEAD + text)
     return compared([sys.executable, *launcher, str(folder / "train.py"), *arguments], folder)
 
 
 def compared(command, folder, losses=lambda path: json.loads(path.read_text())):
-    """(losses bare, losses watched, recording) of a command that keeps its losses where LOSSES says, for `losses` to read."""
+    """Return a command's losses without the recorder, with it, and the recording.
+
+    The command saves its losses in the file named by LOSSES. `losses` reads the file.
+    """
     with subprocess.Popen(command, env={**os.environ, "LOSSES": str(folder / "bare")}) as bare:
         os.environ["LOSSES"] = str(folder / "watched")
         assert watch(command, folder / "recording") == 0

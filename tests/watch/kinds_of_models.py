@@ -1,6 +1,7 @@
-"""Training scripts of the kinds that others write: recurrent ones, graphs, two inputs, dicts, and what is hard to copy.
+"""Training scripts with many kinds of models, such as RNNs, graphs and dict inputs.
 
-Each defines `step()`, one update, and ends with `TAIL`, which makes four of them; counted where `FLOPS` names a file.
+Each script defines `step()`, one update, and ends with `TAIL`, which runs four updates. Their FLOPs
+are counted if `FLOPS` names a file.
 """
 
 HEAD = """

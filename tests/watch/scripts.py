@@ -1,4 +1,4 @@
-"""Small training scripts for these tests, as users write them, and how to run them under the recorder."""
+"""Small training scripts and functions that run them under the recorder."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def script(folder: Path, sleep_s=0.0, workers=0, epochs=2, extra="pass") -> Path
 
 
 def losses(path: Path, env=None) -> str:
-    """What the script computes, run on its own."""
+    """Return the losses of the script without the recorder."""
     target = path.parent / f"losses-{len(list(path.parent.glob('losses-*')))}"
     run = subprocess.run(
         [sys.executable, str(path)], env={**(env or os.environ), "LOSSES": str(target)}, check=False
@@ -68,7 +68,7 @@ def losses(path: Path, env=None) -> str:
 
 
 def watched(path: Path, monkeypatch, *launcher, trials=None):
-    """(exit code, recording, losses) of the script under the recorder."""
+    """Return the exit code, recording and losses of the script under the recorder."""
     target = path.parent / "losses-watched"
     monkeypatch.setenv("LOSSES", str(target))
     folder = path.parent / "recording"

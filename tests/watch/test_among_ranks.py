@@ -1,4 +1,4 @@
-"""What the recorder notes only where ranks train together."""
+"""Tests of what the recorder notes if several ranks train together."""
 
 import socket
 import subprocess
@@ -56,7 +56,7 @@ SLOW = """
 
 
 @pytest.mark.slow
-def test_a_rank_that_sleeps_is_waited_for_in_the_exchange_of_gradients(tmp_path):
+def test_slow_rank_shows_as_waiting_in_gradient_communication(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SLOW).replace("STEPS", "40"))
     torchrun = [
         sys.executable,
@@ -89,7 +89,7 @@ def test_a_rank_that_sleeps_is_waited_for_in_the_exchange_of_gradients(tmp_path)
     assert {r.input_elements for r in found.ranks} == {256.0}
 
 
-def test_numbers_of_the_largest_input_are_counted_without_asking_tensors_of_other_kinds():
+def test_elements_counts_the_largest_input_and_ignores_tensor_subclasses():
     class Other(torch.Tensor):
         def numel(self):
             raise AssertionError
@@ -117,13 +117,13 @@ def recorded(tmp_path, synchronizes, backward):
 @pytest.mark.parametrize(
     ("synchronizes", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])]
 )
-def test_what_follows_a_ranks_own_gradients_is_exchange(tmp_path, synchronizes, parts):
+def test_gradient_synchronization_counts_as_communication(tmp_path, synchronizes, parts):
     weight, found = recorded(tmp_path, synchronizes, torch.Tensor.backward)
     assert weight.grad.tolist() == [2.0] * 3
     assert found == parts
 
 
-def test_a_backward_pass_that_fails_is_left_as_it_was(tmp_path):
+def test_failing_backward_raises_its_own_error(tmp_path):
     def fails(loss):
         loss.backward()
         raise RuntimeError("as the script's own")
@@ -132,7 +132,7 @@ def test_a_backward_pass_that_fails_is_left_as_it_was(tmp_path):
         recorded(tmp_path, True, fails)
 
 
-def test_connections_within_a_host_are_no_links():
+def test_loopback_connections_are_not_links():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as peer,
@@ -144,7 +144,7 @@ def test_connections_within_a_host_are_no_links():
         at.close()
 
 
-def test_connections_are_let_alone_where_python_would_give_them_a_timeout(monkeypatch):
+def test_links_are_not_read_with_a_default_socket_timeout(monkeypatch):
     monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
     monkeypatch.setattr(ranks.os, "listdir", lambda path: pytest.fail("looked"))
     assert list(ranks.links()) == []

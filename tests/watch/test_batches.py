@@ -1,4 +1,4 @@
-"""What the interventions hand out in place of a loader's batch."""
+"""Tests of the batches that the interventions return in place of the loader's."""
 
 from collections import OrderedDict, namedtuple
 
@@ -31,7 +31,7 @@ def leaves(value):
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
-def test_few_samples_of_every_kind_of_batch(batch):
+def test_copy_keeps_the_requested_number_of_samples(batch):
     few = copy_of(batch, 8, FEW)
     assert type(few) is type(batch)
     sizes = {len(leaf) for leaf in leaves(few) if isinstance(leaf, torch.Tensor) and leaf.dim()}
@@ -42,7 +42,7 @@ def test_few_samples_of_every_kind_of_batch(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
-def test_a_batch_is_handed_out_in_new_containers_with_the_same_tensors(batch):
+def test_copy_makes_new_containers_with_the_same_tensors(batch):
     again = copy_of(batch, 8, 8)
     assert all(a is b for a, b in zip(leaves(batch), leaves(again), strict=True))
     if isinstance(batch, dict):
@@ -50,7 +50,7 @@ def test_a_batch_is_handed_out_in_new_containers_with_the_same_tensors(batch):
         assert len(batch) == len(again) + 1
 
 
-def test_tensors_are_moved_and_nothing_else():
+def test_copy_moves_only_tensors_to_a_device():
     moved = copy_of(BATCHES[2], 8, 8, "meta")
     assert moved["input_ids"].device.type == "meta"
     assert moved["text"] == BATCHES[2]["text"]

@@ -1,4 +1,4 @@
-"""The calls of a step, noted so that they can be made again without data."""
+"""Tests of recorded module calls that can be replayed without data."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def outputs_of(*returned):
     return outputs
 
 
-def test_samples_are_scaled_where_the_first_dimension_is_the_batch():
+def test_made_inputs_scale_the_batch_dimension():
     x, state, mask = torch.zeros(6, 3), torch.zeros(2, 6, 5), torch.ones(12)
     call = described(0, (x, state), {"mask": mask, "n": 3}, Outputs())
     assert [tuple(t.shape) for t in call.made(2, 6) if isinstance(t, torch.Tensor)] == [
@@ -40,7 +40,7 @@ def test_samples_are_scaled_where_the_first_dimension_is_the_batch():
     assert [tuple(t.shape) for t in of_one.made(5, 1)] == [(5, 3), (4, 1)]
 
 
-def test_what_comes_from_an_earlier_call_is_known_unless_it_was_detached():
+def test_arguments_from_earlier_outputs_are_recognized_unless_detached():
     layer = nn.Linear(3, 4)
     out = layer(torch.zeros(6, 3))
     outputs = outputs_of(out)
@@ -53,7 +53,7 @@ def test_what_comes_from_an_earlier_call_is_known_unless_it_was_detached():
     assert not described(0, (out.detach(),), {}, outputs).follows
 
 
-def test_a_call_is_made_again_with_gradients_through_what_was_computed_between():
+def test_replayed_call_passes_gradients_through_derived_tensors():
     first, second = nn.Linear(3, 4, device="meta"), nn.Linear(4, 2, device="meta")
     own = first(torch.zeros(6, 3, device="meta"))
     call = Call(
@@ -65,7 +65,7 @@ def test_a_call_is_made_again_with_gradients_through_what_was_computed_between()
     assert first.weight.grad is not None
 
 
-def test_a_loss_reaches_the_outputs_that_it_was_made_of_and_no_further():
+def test_loss_reaches_only_the_outputs_it_depends_on():
     cell = nn.Linear(3, 3)
     one = cell(torch.zeros(2, 3))
     two, other = cell(one), cell(one)
@@ -75,7 +75,7 @@ def test_a_loss_reaches_the_outputs_that_it_was_made_of_and_no_further():
     assert outputs.reached([torch.zeros(())]) == []
 
 
-def test_tensors_of_a_distribution_are_an_output():
+def test_tensors_of_a_distribution_are_found():
     logits = torch.zeros(4, 2, requires_grad=True) * 1
     found = tensors_of((torch.distributions.Categorical(logits=logits), torch.ones(4)))
     assert {tuple(t.shape) for t in found} == {(4, 2), (4,)}
@@ -92,5 +92,5 @@ def test_tensors_of_a_distribution_are_an_output():
         (torch.zeros(60, 2, dtype=torch.int64), False),
     ],
 )
-def test_edges_say_that_a_batch_is_a_graph(argument, still):
+def test_edge_index_or_sparse_matrix_fixes_the_batch(argument, still):
     assert described(0, (torch.zeros(30, 4), argument), {}, Outputs()).has_fixed_batch(30) == still

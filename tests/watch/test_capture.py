@@ -1,5 +1,4 @@
-"""The script's model as it is captured: its number format, why it cannot be read; tracing it takes a bounded time, and leaves
-the script's own alarms as they were."""
+"""Tests of capturing the model: number format, errors, time limit and alarms."""
 
 import signal
 import sys
@@ -26,7 +25,7 @@ NEEDS_ALARMS = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no ala
     ("dtype", "named"),
     [("float32", ""), ("float64", "fp64"), ("bfloat16", "bf16"), ("float16", "fp16")],
 )
-def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
+def test_number_format_comes_from_weights_or_autocast(dtype, named):
     model = nn.Linear(2, 2, dtype=getattr(torch, dtype))
     assert _number_format(model) == named
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -43,7 +42,7 @@ def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
         (TrainpaceError("two samples are too few."), "two samples are too few"),
     ],
 )
-def test_why_a_model_cannot_be_read_is_noted_and_nothing_is_captured(tmp_path, error, told):
+def test_capture_error_is_noted_without_a_workload(tmp_path, error, told):
     capture = Capture(Recorder(EventLogWriter(str(tmp_path / "a.trail"), {})))
     capture.copies = [nn.Linear(2, 2)]
 
@@ -85,22 +84,20 @@ def _recorded(folder, endless="False", otherwise="0"):
     return rank
 
 
-def test_a_model_in_float64_is_recorded_as_such(tmp_path):
+def test_float64_model_is_recorded_as_fp64(tmp_path):
     rank = _recorded(tmp_path)
     assert (rank.number_format, rank.no_workload) == ("fp64", "")
     assert (tmp_path / "recording" / "workload.json").exists()
 
 
-def test_a_model_that_reads_its_numbers_is_recorded_with_the_reason_that_it_cannot_be_read(
-    tmp_path,
-):
+def test_data_dependent_model_is_recorded_with_the_reason(tmp_path):
     rank = _recorded(tmp_path, otherwise="float(h.sum().item())")
     assert "train.py line 13" in rank.no_workload
     assert not (tmp_path / "recording" / "workload.json").exists()
 
 
 @NEEDS_ALARMS
-def test_what_takes_longer_is_ended_and_alarms_go_on():
+def test_at_most_raises_timeout_and_restores_the_alarm():
     rung = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append("mine"))
     try:
@@ -119,7 +116,7 @@ def test_what_takes_longer_is_ended_and_alarms_go_on():
 
 
 @NEEDS_ALARMS
-def test_on_another_thread_nothing_is_limited():
+def test_at_most_has_no_effect_in_another_thread():
     done = []
 
     def work():
@@ -135,9 +132,12 @@ def test_on_another_thread_nothing_is_limited():
 
 @NEEDS_ALARMS
 @pytest.mark.slow
-def test_a_model_whose_tracing_does_not_end_does_not_keep_the_user_waiting(tmp_path):
-    """The script's steps and exit code are there, and no workload. On the meta device it calls its cell without end, so that no
-    machine is fast enough."""
+def test_endless_tracing_is_stopped_after_20_seconds(tmp_path):
+    """The script still has its steps and exit code, but no workload.
+
+    On the meta device the model calls its cell forever, so the test does not depend on the
+    machine's speed.
+    """
     rank = _recorded(tmp_path, endless="x.device.type == 'meta'")
     assert rank.steps >= 2
     assert "tracing the model takes longer than 20 s" in rank.no_workload
@@ -156,7 +156,7 @@ for step in range(5):
 """
 
 
-def test_a_product_between_modules_is_said_to_be_left_out(tmp_path):
+def test_workload_notes_a_matmul_between_modules(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(TOWERS)
     assert watch([sys.executable, str(path)], tmp_path / "recording") == 0

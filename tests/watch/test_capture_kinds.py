@@ -1,4 +1,4 @@
-"""Scripts of many kinds are captured with all that their steps multiply, or not at all: FLOPs of the real step tell."""
+"""Scripts are captured with the FLOPs of their real step, or not at all."""
 
 import sys
 import warnings
@@ -43,7 +43,7 @@ TRACED = {
     "ADVERSARIAL": (ANY, 0, ""),
     "DISTILLED": (ANY, 0, ""),
 }
-"""kind: (the batch sizes that it is traced at, FLOPs by which it differs from torch's count on a CPU, and why)."""
+"""For each kind: traced batch sizes, expected FLOPs beyond torch's count, and the reason."""
 NOT_TRACED = {
     "TWO_LOSSES": "backward passes",
     "MANY_CALLS": "200 times",
@@ -51,9 +51,9 @@ NOT_TRACED = {
     "GRADIENT_PENALTY": "torch.autograd.grad",
     "VALUES_DECIDE": "line 14",
 }
-"""kind: a part of the reason."""
+"""A part of the reason, by kind."""
 ONCE = {"ACCUMULATES": 3}
-"""Kinds whose workload is one of so many micro-batches."""
+"""Kinds whose workload is one of several micro-batches, with their number."""
 
 
 def watched(folder, kind):
@@ -77,13 +77,13 @@ def flops_of(workload, batch):
     )
 
 
-def test_every_kind_is_tried():
+def test_every_kind_of_model_has_an_expectation():
     assert KINDS.keys() == TRACED.keys() | NOT_TRACED.keys() | ONCE.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TRACED, *ONCE])
-def test_a_script_is_captured_with_the_products_of_its_real_step(kind, tmp_path, monkeypatch):
+def test_captured_flops_match_the_real_step(kind, tmp_path, monkeypatch):
     rank = watched(tmp_path, kind)
     assert rank.no_workload == ""
     workload = load(tmp_path / "recording" / "workload.json", Workload)
@@ -107,7 +107,7 @@ def test_untraceable_model_leaves_a_reason_and_no_workload(kind, tmp_path):
 
 
 @pytest.mark.parametrize("mark", ["placements", "ds_id", "_is_flat_param"])
-def test_sharded_parameters_are_refused(mark):
+def test_sharded_parameters_are_rejected(mark):
     model = torch.nn.Linear(2, 2)
     setattr(model.weight, mark, 0)
     with pytest.raises(Untraceable):

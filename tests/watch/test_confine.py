@@ -1,4 +1,4 @@
-"""A script under trials writes into the trial's own folder, and touches nothing else, however it goes about it."""
+"""A script under trials can write only into the trial's own folder."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def do(tmp_path):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_the_trials_is_refused(what, do):
+def test_trial_cannot_write_outside_its_folder(what, do):
     done = do(what)
     assert done.returncode == 1
     assert (
@@ -104,11 +104,11 @@ def test_what_is_not_the_trials_is_refused(what, do):
 
 
 @pytest.mark.parametrize("what", ALLOWED)
-def test_reading_and_the_trials_own_folder_are_free(what, do):
+def test_trial_may_read_anything_and_write_its_own_folder(what, do):
     assert do(what).returncode == 0, do(what).stderr
 
 
-def test_what_it_starts_in_python_is_confined_too(do):
+def test_python_child_processes_are_confined(do):
     inner = json.dumps("open('mine/model.pt', 'w')")
     assert (
         do(
@@ -124,7 +124,7 @@ def test_what_it_starts_in_python_is_confined_too(do):
     )
 
 
-def test_without_a_trial_nothing_is_confined(tmp_path):
+def test_script_without_a_trial_is_not_confined(tmp_path):
     command = [sys.executable, "-c", "open('new', 'w').close()"]
     subprocess.run(
         command, env=environment(tmp_path, os.environ), cwd=tmp_path, check=True, timeout=60

@@ -1,3 +1,5 @@
+"""Tests of the share of time that a thread waits for a core."""
+
 import os
 import subprocess
 import sys
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(observers.scheduled() is None, reason="the kerne
 
 
 @pytest.mark.slow
-def test_a_thread_that_shares_its_core_with_two_programs_waits_for_most_of_the_time():
+def test_thread_sharing_its_core_is_delayed_most_of_the_time():
     one = min(os.sched_getaffinity(0))
     others = [
         subprocess.Popen(("taskset", "-c", str(one), sys.executable, "-c", BUSY)) for _ in range(2)
@@ -34,11 +36,11 @@ def test_a_thread_that_shares_its_core_with_two_programs_waits_for_most_of_the_t
     assert share > 0.5  # two others have two thirds of the core
 
 
-def test_an_end_that_is_not_known_says_nothing():
+def test_delayed_share_of_an_unknown_thread_is_none():
     assert observers.scheduled(thread=2**22) is None
     assert observers.delayed_share(observers.Scheduled(2**22, 1, 1)) is None
 
 
-def test_a_share_of_no_time_is_none():
+def test_delayed_share_without_elapsed_time_is_none():
     now = observers.scheduled()
     assert observers.delayed_share(now._replace(ran_ns=now.ran_ns + 10**12)) is None

@@ -1,4 +1,4 @@
-"""What a few counted steps say of all steps."""
+"""Tests of estimates for all steps from a few counted ones."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def steps(*micro_steps, own_ns=100):
     ]
 
 
-def test_where_steps_are_alike_those_that_were_disturbed_do_not_count():
+def test_typical_value_ignores_disturbed_steps():
     notes = {
         1: {"operators": 10, "large_ns": 12},
         2: {"operators": 10, "large_ns": 800},
@@ -23,15 +23,15 @@ def test_where_steps_are_alike_those_that_were_disturbed_do_not_count():
     assert (counted.typical("operators"), counted.typical("large_ns")) == (10, 12)
 
 
-def test_where_every_third_step_updates_more_all_steps_count_by_their_backward_passes():
-    """Of ten operators a backward pass, in steps of 1, 1 and 4 of them: 20 a step, whichever steps were counted."""
+def test_typical_value_weights_steps_by_their_backward_passes():
+    """With ten operators per backward pass and 1, 1 and 4 passes, a step has 20 operators."""
     every = steps(4, *[1, 1, 4] * 10)
     for numbers in ((1, 2), (2, 3), (1, 2, 3), (3, 4, 5, 6)):
         counted = Counted({n: {"operators": 10 * every[n].micro_steps} for n in numbers}, every)
         assert counted.typical("operators") == pytest.approx(20, abs=1)
 
 
-def test_nothing_counted_is_nothing():
+def test_values_are_zero_without_counted_steps():
     assert Counted({}, steps(1, 1)).typical("operators") == 0
     assert Counted({}, steps(1, 1)).outside(steps(1)) == 0
 
@@ -40,18 +40,18 @@ def test_nothing_counted_is_nothing():
     ("counted_own", "outside_ns", "share"),
     [(100, 0, 0.0), (700, 600, 0.0), (660, 600, 0.4), (60, 30, 0.3)],
 )
-def test_the_share_of_own_code_that_gradients_flow_through(counted_own, outside_ns, share):
-    """Of 100 ns as long as nobody counts, which makes operators several times as long and the rest not."""
+def test_outside_share_corrects_for_counting_overhead(counted_own, outside_ns, share):
+    """Own code takes 100 ns. Counting makes operators several times slower but not the rest."""
     every = steps(1, 1, 1, own_ns=counted_own)
     counted = Counted({n: {"outside_ns": outside_ns} for n in (1, 2)}, every)
     assert counted.outside(steps(1, 1, own_ns=100)) == pytest.approx(share)
 
 
-def test_steps_of_different_sizes_count_with_the_middle_one():
+def test_typical_value_comes_from_the_median_step():
     notes = {n: {"flops": 1e6 * n, "large_ns": 10 * n} for n in (1, 2, 3)}
     assert Counted(notes, steps(1, 1, 1, 1)).typical("large_ns") == 20
 
 
-def test_one_short_accumulation_at_an_epochs_end_changes_nothing():
+def test_short_accumulation_at_the_epoch_end_is_ignored():
     counted = Counted({1: {"large_ns": 10}, 2: {"large_ns": 900}}, steps(4, 4, 4, 4, 1, 4, 4, 4))
     assert counted.typical("large_ns") == 10

@@ -1,4 +1,4 @@
-"""Fewer threads are tried where there is no core for each."""
+"""Fewer threads are tried if the threads have less than one core each."""
 
 import os
 import socket
@@ -36,12 +36,12 @@ def another(recorder, name="process-2-here", steps=1, host=None):
     return log.path
 
 
-def test_a_core_for_each_thread_is_enough(recorder):
+def test_one_core_per_thread_needs_no_fewer_threads(recorder):
     assert observers.fewer_threads(recorder) == 0
 
 
 @pytest.mark.parametrize(("others", "threads"), [(1, 2), (3, 1), (9, 1)])
-def test_processes_share_the_cores(recorder, others, threads):
+def test_threads_are_reduced_if_processes_share_the_cores(recorder, others, threads):
     for n in range(others):
         another(recorder, f"process-{n + 2}-here")
     assert observers.fewer_threads(recorder) == threads
@@ -52,31 +52,31 @@ def test_processes_share_the_cores(recorder, others, threads):
     [{"steps": 0}, {"host": "elsewhere"}, {"name": "worker-2-here"}],
     ids=["no step", "another host", "a worker"],
 )
-def test_what_does_not_train_here_takes_no_core(recorder, other):
+def test_processes_without_local_training_use_no_core(recorder, other):
     another(recorder, **other)
     assert observers.fewer_threads(recorder) == 0
 
 
-def test_one_that_has_ended_takes_none_either(recorder):
+def test_ended_processes_use_no_core(recorder):
     path = another(recorder)
     os.utime(path, (1, 1))
     assert observers.fewer_threads(recorder) == 0
 
 
-def test_a_trail_that_is_damaged_is_none(recorder):
+def test_damaged_event_logs_are_ignored(recorder):
     with open(another(recorder), "wb") as file:
         file.write(b"{}")
     assert observers.fewer_threads(recorder) == 0
 
 
 @pytest.mark.parametrize(("waited", "threads"), [(0.05, 0), (0.3, 1)])
-def test_other_programs_take_cores_too(recorder, monkeypatch, waited, threads):
+def test_waiting_for_a_core_reduces_the_threads(recorder, monkeypatch, waited, threads):
     recorder.scheduled = Scheduled(1, 1, 1)
     monkeypatch.setattr(observers, "delayed_share", lambda since: waited)
     assert observers.fewer_threads(recorder) == threads
 
 
-def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkeypatch):
+def test_fewer_threads_blocks_alternate_with_plain_blocks(recorder, monkeypatch):
     set_to = [4]
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(module, "end", lambda recorder: None)
@@ -92,5 +92,5 @@ def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkey
         if trials.left:
             threads_of.setdefault(recorder.active_trial, set()).add(set_to[-1])
     assert threads_of == {PLAIN: {4}, FEWER_THREADS: {2}}
-    # not at every block: a script may change them itself
+    # set only on a change, because a script may set the threads itself
     assert set_to[1:] == [2, 4, 2]

@@ -1,4 +1,4 @@
-"""Whose checkpoints are moved aside; that they come back is shown by real scripts in tests/verbs/test_look.py."""
+"""Tests of which files are set aside. tests/verbs/test_look.py covers their restoration."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def recorder(monkeypatch):
     return made
 
 
-def test_only_what_this_run_did_not_write(recorder, tmp_path):
+def test_only_files_of_earlier_runs_are_set_aside(recorder, tmp_path):
     old, new = tmp_path / "old.pt", tmp_path / "new.pt"
     old.write_text("earlier")
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_only_what_this_run_did_not_write(recorder, tmp_path):
     assert recorder.log.notes == [{"earlier": str(old)}]
 
 
-def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
+def test_file_replaced_by_a_checkpoint_is_set_aside(recorder, tmp_path):
     best, other = tmp_path / "best.pt", tmp_path / "other.txt"
     best.write_text("earlier")
     other.write_text("no checkpoint")
@@ -56,14 +56,14 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
     assert recorder.log.notes == [{"earlier": str(best)}]
     recorder.earlier._replaced(
         "os.rename", ("last.pt", "x.pt", 5, -1)
-    )  # beside an open folder: not known
+    )  # relative to an open folder descriptor, so the path is unknown
     recorder.earlier._replaced("os.rename", (3, "x.pt", -1, -1))
     assert recorder.log.notes == [{"earlier": str(best)}]
 
 
 def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recorder.earlier = Earlier(recorder)  # whose folder is not a temporary one to it
+    recorder.earlier = Earlier(recorder)  # tmp_path is not a temporary folder for this instance
     log, lock, read, late = (
         tmp_path / name for name in ("log.csv", "a.lock", "data.csv", "late.csv")
     )
@@ -96,18 +96,18 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
 
 
 @pytest.mark.parametrize(("there", "written"), [("checkpoint-500", 0), ("runs", 2)])
-def test_a_trainer_leaves_a_folder_alone_that_holds_checkpoints(recorder, tmp_path, there, written):
+def test_trainer_saves_nothing_into_a_folder_with_checkpoints(recorder, tmp_path, there, written):
     (tmp_path / there).mkdir()
     saved = []
     save = partial(engines._saving(recorder, lambda self: self.folder), saved.append)
     trainer = SimpleNamespace(folder=tmp_path)
     for i in range(2):
         save(trainer)
-        (tmp_path / f"checkpoint-{i}").mkdir()  # its own
+        (tmp_path / f"checkpoint-{i}").mkdir()  # saved by this trainer
     assert len(saved) == written
 
 
-def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recorder, tmp_path):
+def test_files_of_a_killed_look_return_only_to_free_paths(recorder, tmp_path):
     lost, trained_since = tmp_path / "lost.pt", tmp_path / "trained.pt"
     for path in (lost, trained_since):
         Path(aside_of(str(path), "another look")).write_text("moved aside")
@@ -146,9 +146,7 @@ def _append(path):
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 @pytest.mark.parametrize("still_open", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone(
-    tmp_path, other, still_open
-):
+def test_files_written_by_another_program_are_detected(tmp_path, other, still_open):
     path = tmp_path / "log.csv"
     path.write_text("earlier")
     writers, (acts, is_shared) = Writers(), OTHERS[other]
@@ -169,7 +167,7 @@ def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone
     assert written_by_others(tmp_path, path) == ({str(path)} if is_shared else set())
 
 
-def test_files_without_an_account_and_those_that_another_holds_open_are_left(tmp_path):
+def test_unaccounted_or_open_files_count_as_written_by_others(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("earlier")
     assert written_by_others(tmp_path, path) == {str(path)}

@@ -1,4 +1,4 @@
-"""However a script ends, it ends so under the recorder too: the same exit code, the same output."""
+"""A script keeps its exit code and output under the recorder."""
 
 import re
 import subprocess
@@ -73,7 +73,7 @@ def without_addresses(text):
     ids=["watch", "diagnose"],
 )
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_exit_code_and_output_are_the_scripts_own(ending, trials, tmp_path, capfd):
+def test_recorder_keeps_exit_code_and_output_of_the_script(ending, trials, tmp_path, capfd):
     script = tmp_path / "script.py"
     script.write_text(ENDINGS[ending])
     command = [sys.executable, str(script)]
@@ -89,5 +89,5 @@ def test_exit_code_and_output_are_the_scripts_own(ending, trials, tmp_path, capf
         "trained",
         "trained, exit code",
         "trained, exception",
-    ):  # a process ended at once keeps what was written by then
+    ):  # an abruptly ended process keeps only records already written
         assert recording.ranks[0].steps >= 5

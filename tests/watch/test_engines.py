@@ -1,4 +1,4 @@
-"""Scripts of every engine, unchanged under the recorder: each rank is seen, and trains as it does without."""
+"""Scripts of every engine train the same under the recorder, and each rank is recorded."""
 
 import json
 import sys
@@ -44,8 +44,8 @@ EXPECTED = {
 }
 
 
-def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
-    """Which steps once for ZeRO to make its states, before any training, and then once for each group of parameters."""
+def test_deepspeed_engine_steps_are_counted_not_optimizer_steps(tmp_path):
+    """ZeRO's optimizer steps once before training and then once per parameter group."""
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
 
     class DeepSpeedEngine:
@@ -87,8 +87,8 @@ def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
     assert counted == [0, 0, 1, 1, 2, 2, 3]
 
 
-def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
-    """As in PPO: many steps of the policy, then many of the value, again and again."""
+def test_alternating_optimizers_start_one_new_stage(tmp_path):
+    """PPO alternates between many policy steps and many value steps."""
     recorder = Recorder(EventLogWriter(str(tmp_path / "process.trail"), {}))
     optimizers, weight = Optimizers(recorder), torch.ones(2, requires_grad=True)
     policy, value = (torch.optim.SGD([weight], 0.1) for _ in range(2))
@@ -108,7 +108,7 @@ def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
 def second_rank_is_a_fake(monkeypatch):
     for owner in (dist, distributed_c10d):
         for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
-            if hasattr(owner, name):  # put back what the hooks replace
+            if hasattr(owner, name):  # restore the functions that the hooks replace
                 monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(distributed_c10d.Work, "wait", distributed_c10d.Work.wait)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -116,8 +116,8 @@ def second_rank_is_a_fake(monkeypatch):
     dist.destroy_process_group()
 
 
-def test_nothing_that_fsdp2_exchanges_is_left_in_without_exchange(tmp_path, second_rank_is_a_fake):
-    """Under whatever names this version of torch calls its collectives."""
+def test_no_sync_trial_skips_all_fsdp2_collectives(tmp_path, second_rank_is_a_fake):
+    """The names of the collectives depend on the version of torch."""
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     _collectives(distributed_c10d, recorder)
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
@@ -142,7 +142,7 @@ def test_nothing_that_fsdp2_exchanges_is_left_in_without_exchange(tmp_path, seco
 
 
 def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:
-    """Every rank's losses after one run; none where it failed, as gloo does now and then without any recorder."""
+    """Return every rank's losses, or none if the run failed, as gloo sometimes does."""
     outcome = run(case, env={**(env or {}), "LOSSES": str(kept)})
     found = [path.read_text() for path in sorted(kept.parent.glob(f"{kept.name}*"))]
     if not found:
@@ -153,7 +153,7 @@ def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:
 @NEEDS_ENGINES
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_engines_script_is_recorded_and_trains_the_same(name, tmp_path):
+def test_engine_script_trains_the_same_under_the_recorder(name, tmp_path):
     case = next(c for c in CASES if c.name == name)
     bare = losses(case, tmp_path / "bare") or losses(case, tmp_path / "bare")
     for logs in (tmp_path / "trails", tmp_path / "once more"):

@@ -1,3 +1,5 @@
+"""Tests of writing and reading event logs."""
+
 import os
 from pathlib import Path
 
@@ -47,14 +49,14 @@ def written(path, records):
 
 
 @given(records=st.lists(STEPS | FETCHES | NOTES, max_size=12))
-def test_what_is_written_is_read(records, tmp_path_factory):
+def test_records_survive_a_round_trip(records, tmp_path_factory):
     header, read = read_log(written(tmp_path_factory.mktemp("trail") / "a.trail", records))
     assert header["role"] == "process"
     assert read == records
 
 
 @given(records=st.lists(STEPS | FETCHES | NOTES, min_size=1, max_size=6), cut=st.integers(1, 150))
-def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_factory):
+def test_truncated_event_log_is_read_up_to_the_cut(records, cut, tmp_path_factory):
     whole = written(tmp_path_factory.mktemp("trail") / "a.trail", records)
     first = whole.index(b"\n") + 1
     read = read_log(whole[: max(first, len(whole) - cut)])[1]
@@ -62,7 +64,7 @@ def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_fac
     assert len(read) < len(records)
 
 
-def test_a_trail_does_not_overwrite_that_of_a_namesake(tmp_path):
+def test_event_log_names_are_unique(tmp_path):
     paths = [unused(str(tmp_path), "process-1-here") for _ in range(3)]
     assert [Path(p).name for p in paths] == [
         "process-1-here.trail",
@@ -72,7 +74,7 @@ def test_a_trail_does_not_overwrite_that_of_a_namesake(tmp_path):
     assert unused(str(tmp_path / "none"), "a") == str(tmp_path / "none" / "a.trail")
 
 
-def test_names_of_spans_are_numbered_once(tmp_path):
+def test_span_name_is_written_once(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     for _ in range(3):
         writer.span(4, 0, "Net", 0, 5, 9)
@@ -84,14 +86,14 @@ def test_names_of_spans_are_numbered_once(tmp_path):
 @pytest.mark.parametrize(
     "data", [b"", b"{}\n", b"no json\n", b'{"trail": 99}\n', b'{"trail": 1}\nXYZ']
 )
-def test_other_files_are_refused(data):
+def test_invalid_files_are_rejected(data):
     with pytest.raises(ValueError, match=r"event log|record|Expecting"):
         read_log(data)
 
 
-def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
+def test_full_disk_ends_the_event_log_without_an_error(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
-    os.close(writer._file)  # writing now fails as it does on a full disk
+    os.close(writer._file)  # writing now fails, as on a full disk
     writer.note(a=1)
     writer.flush()
     writer.note(b=2)
@@ -99,7 +101,7 @@ def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
     assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
-def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
+def test_records_are_dropped_after_a_full_disk(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     os.close(writer._file)
     for _ in range(100):
@@ -108,14 +110,14 @@ def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
     assert not writer._waiting
 
 
-def test_a_forked_child_keeps_nothing(tmp_path):
+def test_closed_writer_drops_records(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     writer.close()
     writer.span(4, 0, "Net", 0, 5, 9)
     assert not writer._waiting
 
 
-def test_half_a_write_ends_the_trail(tmp_path, monkeypatch):
+def test_partial_write_ends_the_event_log(tmp_path, monkeypatch):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
@@ -127,12 +129,12 @@ def test_half_a_write_ends_the_trail(tmp_path, monkeypatch):
     assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
-def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
+def test_thread_can_add_records_during_a_flush(tmp_path, monkeypatch):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
 
     def meanwhile(file, data):
-        with memoryview(data):  # as os.write holds it while other threads run
+        with memoryview(data):  # os.write holds the buffer while other threads run
             writer.note(other=1)
         return write(file, data)
 
@@ -144,18 +146,18 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
     assert read_log((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
 
 
-def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, monkeypatch):
+def test_signal_handler_flush_does_not_deadlock(tmp_path, monkeypatch):
     monkeypatch.setattr(event_log, "LONGEST_WRITE_S", 0.05)
     writer = EventLogWriter(str(tmp_path / "a"), {})
     writer.note(first=1)
-    with writer._writing:  # where it interrupts this thread in the middle of a write
+    with writer._writing:  # the signal interrupts this thread during a write
         writer.flush()
         assert read_log((tmp_path / "a").read_bytes())[1] == []
     writer.flush()
     assert read_log((tmp_path / "a").read_bytes())[1] == [{"first": 1}]
 
 
-def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path, monkeypatch):
+def test_close_during_a_flush_raises_nothing(tmp_path, monkeypatch):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
 
@@ -172,7 +174,7 @@ def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path,
     assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
-def test_names_beyond_those_that_a_number_can_tell_apart_have_none(tmp_path):
+def test_spans_beyond_65535_names_have_no_name(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     for i in range(0x10001):
         writer.span(4, 0, f"Net {i}", 0, 5, 9)

@@ -1,5 +1,4 @@
-"""Scripts of libraries that train in ways of their own, with the real libraries: they train the same under the recorder, and the
-steps that are found are theirs."""
+"""Scripts of real frameworks train the same under the recorder, and their steps are found."""
 
 import pytest
 
@@ -214,13 +213,13 @@ def libraries(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lacking(*FOLDERS)), reason=f"make {lacking(*FOLDERS)}")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_frameworks_script_trains_the_same_and_its_steps_are_found(name, tmp_path):
+def test_framework_script_trains_the_same_and_its_steps_are_counted(name, tmp_path):
     text, steps, said = SCRIPTS[name]
     bare, watched, recording = trained(text, tmp_path)
     assert watched == bare
     assert len(bare) > 10
     (rank,) = recording.ranks
-    # what precedes the end of the first one is no whole step
+    # time before the end of the first step is not a whole step
     assert rank.steps + 3 == steps
     assert rank.parts_ms["forward"] > 0
     assert rank.parts_ms["backward"] > 0
@@ -229,7 +228,7 @@ def test_a_frameworks_script_trains_the_same_and_its_steps_are_found(name, tmp_p
 
 
 @pytest.mark.slow
-def test_an_elastic_restart_is_recorded_as_the_longer_of_its_processes(tmp_path):
+def test_elastic_restart_is_recorded_as_its_longest_process(tmp_path):
     launcher = (
         "-m",
         "torch.distributed.run",

@@ -1,4 +1,4 @@
-"""Launchers of other libraries, the real ones: what they start trains the same under the recorder, and its steps are found."""
+"""Scripts started by real launchers train the same under the recorder."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def losses_of(name, *settings):
 
 @needs_libraries
 @pytest.mark.slow
-def test_hydra_changes_folders_and_the_recording_stays(tmp_path, hydra_script, monkeypatch):
+def test_recording_stays_in_place_if_hydra_changes_directory(tmp_path, hydra_script, monkeypatch):
     monkeypatch.setenv("LOSSES", str(tmp_path / "watched"))
     command = ["python", "train.py", "lr=0.2"]
     words = [sys.executable, "-m", "trainpace", "watch", "--output", "here", "--", *command]
@@ -167,13 +167,13 @@ def test_hydra_changes_folders_and_the_recording_stays(tmp_path, hydra_script, m
 
 @needs_libraries
 @pytest.mark.slow
-def test_hydras_sweeps_in_one_process_and_in_several(tmp_path, hydra_script):
+def test_hydra_sweeps_are_recorded_in_one_and_several_processes(tmp_path, hydra_script):
     command = [sys.executable, "train.py", "--multirun", "lr=0.2,0.3"]
     bare, watched, recording = compared(command, tmp_path, lambda path: losses_of(path, 0.2, 0.3))
     assert watched == bare
     assert bare[0] != bare[1]
     (rank,) = recording.ranks
-    # the first step of the second training holds what came between the two
+    # the first step of the second training includes the time between both
     assert rank.steps + 3 + 1 == 2 * 64
     assert (rank.samples_per_step, rank.loader.batches, recording.seen) == (4, 32, "")
 
@@ -196,7 +196,7 @@ def test_hydras_sweeps_in_one_process_and_in_several(tmp_path, hydra_script):
 
 @needs_libraries
 @pytest.mark.slow
-def test_torchtunes_recipe(tmp_path, monkeypatch):
+def test_torchtune_recipe_is_recorded_and_trains_the_same(tmp_path, monkeypatch):
     (tmp_path / "tiny.py").write_text(TINY)
     (tmp_path / "lora.yaml").write_text(RECIPE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -230,7 +230,7 @@ def test_torchtunes_recipe(tmp_path, monkeypatch):
 
 @needs_libraries
 @pytest.mark.slow
-def test_workers_of_ray_train_are_its_ranks_and_all_end(tmp_path, monkeypatch):
+def test_ray_train_workers_are_recorded_as_ranks_and_end(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     (tmp_path / "train.py").write_text(RAY)
@@ -240,7 +240,7 @@ def test_workers_of_ray_train_are_its_ranks_and_all_end(tmp_path, monkeypatch):
     assert watched == bare
     assert [(rank.rank, rank.world_size) for rank in recording.ranks] == [(0, 2), (1, 2)]
     for rank in recording.ranks:
-        # 16 batches of each of two ranks, twice, and all written although Ray kills its workers
+        # two epochs of 16 batches, all written although Ray kills its workers
         assert rank.steps + 3 == 32 == len(bare[0])
         assert rank.complete
         # Ray fetches one batch ahead
@@ -256,7 +256,7 @@ def test_workers_of_ray_train_are_its_ranks_and_all_end(tmp_path, monkeypatch):
 
 
 def started_under(recording):
-    """The words of the processes that still record there."""
+    """Return the command lines of the processes that still write to the recording."""
     found, sought = [], f"TRAINPACE_WATCH={recording}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The length of a training, read off the variables of the functions that are being called."""
+"""Tests of reading the training length from the variables of active functions."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from trainpace.watch.inside.script import StatedLength
 
 
 def stated(code):
-    """What is noted when a script with this code calls `step()`."""
+    """Return the length that is noted when a script with this code calls `step()`."""
     notes = []
     recorder = SimpleNamespace(log=SimpleNamespace(note=lambda **note: notes.append(note)))
     exec(
@@ -62,7 +62,7 @@ train(10)
         ),
     ],
 )
-def test_the_length_is_read_from_variables(code, expected):
+def test_training_length_is_read_from_variables(code, expected):
     assert stated(code) == expected
 
 
@@ -78,11 +78,11 @@ def test_the_length_is_read_from_variables(code, expected):
         "epochs = 'many'\nstep()",
     ],
 )
-def test_what_states_no_length_is_not_taken_for_one(code):
+def test_unrelated_variables_give_no_length(code):
     assert stated(code) is None
 
 
-def test_an_object_that_cannot_be_looked_into_is_passed_over():
+def test_objects_that_raise_on_attribute_access_are_skipped():
     code = """
 class Odd:
     def __getattribute__(self, name):

@@ -1,4 +1,4 @@
-"""Which line a look at the stack names."""
+"""Tests of the source line that a stack sample names."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from trainpace.watch.inside import script
 from trainpace.watch.inside.event_log import DATA, FORWARD
 
 
-def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(monkeypatch):
+def test_line_in_a_library_loop_names_the_library_line(monkeypatch):
     seen, loop = [], script._Loop()
     monkeypatch.setattr(script, "is_installed", lambda name: name == "library.py")
 
@@ -26,14 +26,14 @@ def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(mon
     assert (last[0], *last[1:]) == (names["fit"].__code__, "library.py:8 fit", "library.trains")
 
 
-def test_a_loader_alone_is_no_loop(monkeypatch):
+def test_loading_alone_does_not_define_the_training_loop(monkeypatch):
     loop = script._Loop()
     monkeypatch.setattr(script, "is_installed", lambda name: True)
     assert [loop.seen_in(sys._getframe(), DATA) for _ in range(40)] == [None] * 40
     assert loop.seen_in(sys._getframe(), FORWARD) is sys._getframe().f_code
 
 
-def test_a_loop_of_the_script_itself_changes_nothing(monkeypatch):
+def test_script_loop_is_not_replaced_by_a_library_loop(monkeypatch):
     loop = script._Loop()
     monkeypatch.setattr(script, "is_installed", lambda name: False)
     codes = [loop.seen_in(sys._getframe(), part) for part in (DATA, FORWARD) * 20]

@@ -1,5 +1,4 @@
-"""Loaders of other libraries, the real ones: trainings are the same under the recorder, waiting is seen, and so is what a sample takes
-in the workers."""
+"""Loaders of other libraries work the same under the recorder and are timed."""
 
 import pytest
 
@@ -138,7 +137,7 @@ def libraries(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lacking(*FOLDERS)), reason=f"make {lacking(*FOLDERS)}")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_another_librarys_loader_is_seen(name, tmp_path):
+def test_loader_of_another_library_is_recorded(name, tmp_path):
     text, steps, samples, workers, batches = SCRIPTS[name]
     bare, watched, recording = trained(text, tmp_path)
     assert watched == bare
@@ -148,7 +147,7 @@ def test_another_librarys_loader_is_seen(name, tmp_path):
         samples, abs=0.05
     )  # webdataset fetches one sample ahead
     assert (rank.loader.workers, rank.loader.batches) == (workers, batches)
-    # what a sample sleeps is waited for, by as many workers as there are
+    # the training waits for the sleep of a sample, divided among the workers
     assert 2 < rank.fetch.sample_wall_ms < 2 * samples
     assert rank.fetch.in_workers == bool(workers)
     waits_ms = rank.parts_ms["data"] + rank.parts_ms["loader_start"]

@@ -1,4 +1,4 @@
-"""Tasks at a shared folder: they begin together, each says how it ended, and nobody waits for ever."""
+"""Tests of tasks that synchronize through a shared folder."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ def task(number):
 
 
 def met(folder, number, patience_s):
-    """What the task was told; "" where all came."""
+    """Return the error message of the task, or "" if all tasks arrived."""
     try:
         tasks.meet(folder, task(number), patience_s)
     except TrainpaceError as error:
@@ -47,11 +47,11 @@ def all_at_once(*functions):
     return said
 
 
-def test_tasks_begin_when_all_are_there(tmp_path):
+def test_tasks_start_when_all_have_arrived(tmp_path):
     assert all_at_once(*(lambda n=n: met(tmp_path, n, 20.0) for n in (1, 2, 0))) == ["", "", ""]
 
 
-def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypatch):
+def test_unshared_folder_is_reported_by_every_task(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "SLACK_S", 0.3)
     (tmp_path / "own").mkdir()
     said = all_at_once(
@@ -64,7 +64,7 @@ def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypat
     assert said[2].startswith("task 0 of 3")
 
 
-def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatch):
+def test_first_task_waits_for_the_files_of_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
     log = tmp_path / f"process-5-{socket.gethostname()}.trail"
     log.write_bytes(b"x" * 100)
@@ -77,13 +77,11 @@ def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatc
     assert "Task 1 of 3 had not ended" in tasks.ends_in_words(tmp_path, FIRST, [1])
     tasks.end(tmp_path, task(1), 0)
     assert tasks.missing_after(tmp_path, FIRST) == []
-    log.write_bytes(b"x" * 99)  # as a network's file system may still have it
+    log.write_bytes(b"x" * 99)  # a network file system may still show the old size
     assert tasks.missing_after(tmp_path, FIRST) == [0, 1, 2]
 
 
-def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_failed_with_it(
-    tmp_path,
-):
+def test_only_the_first_failed_task_is_named_with_its_host(tmp_path):
     for number, code in ((2, 3), (0, 1), (1, 1)):
         tasks.end(tmp_path, task(number), code)
     assert tasks.first_failure(tasks.ends(tmp_path, FIRST)) == 3
@@ -93,13 +91,13 @@ def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_fai
     )
 
 
-def test_all_well_is_not_spoken_of(tmp_path):
+def test_successful_tasks_are_not_mentioned(tmp_path):
     for number in range(3):
         tasks.end(tmp_path, task(number), 0)
     assert tasks.ends_in_words(tmp_path, FIRST, []) == ""
 
 
-def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_path, monkeypatch):
+def test_command_of_a_failed_job_ends_with_its_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "GRACE_S", 0.3)
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
     monkeypatch.setattr(tasks, "LOOK_S", 0.1)
@@ -115,12 +113,12 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
     assert "command of task 0" in note["unended"]
 
 
-def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
+def test_stalled_training_is_ended_only_after_its_first_step(tmp_path):
     lookout = tasks.Lookout(tmp_path, FIRST, still_s=0.2)
     log = EventLogWriter(str(tmp_path / "process-5-a.trail"), {})
     for _ in range(
         2
-    ):  # before the first step it may download its data, and says which files it has written
+    ):  # before the first step the script may download data and note its written files
         assert not lookout.gives_up()
         time.sleep(0.3)
         log.note(copied="log.txt")
@@ -133,7 +131,7 @@ def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_pa
     assert "no rank completed a step" in lookout.gave_up
 
 
-def test_a_disk_that_does_not_answer_ends_no_training(tmp_path, monkeypatch):
+def test_unresponsive_disk_does_not_end_the_training(tmp_path, monkeypatch):
     def refuses(*_, **__):
         raise OSError(116, "Stale file handle")
 
@@ -144,7 +142,7 @@ def test_a_disk_that_does_not_answer_ends_no_training(tmp_path, monkeypatch):
     assert tasks.missing_after(tmp_path, FIRST, 0.0) == [0, 1, 2]
 
 
-def test_a_task_that_gave_up_is_not_taken_to_be_there(tmp_path):
+def test_task_that_gave_up_does_not_count_as_arrived(tmp_path):
     two = FIRST._replace(tasks=2)
     second = two._replace(number=1)
     with pytest.raises(TrainpaceError, match="task 0 of 2"):
@@ -154,8 +152,8 @@ def test_a_task_that_gave_up_is_not_taken_to_be_there(tmp_path):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_the_first_copy_of_a_file_stays(tmp_path, monkeypatch, links):
-    """The second rank may have copied what the first had begun to write over."""
+def test_first_copy_of_a_file_is_kept(tmp_path, monkeypatch, links):
+    """The second rank may have copied a file that the first had begun to overwrite."""
     aside, first, second = (tmp_path / name for name in ("aside", "first", "second"))
     first.write_text("earlier")
     second.write_text("half")
@@ -172,8 +170,8 @@ def test_the_first_copy_of_a_file_stays(tmp_path, monkeypatch, links):
         assert (aside.read_text(), second.exists()) == ("earlier", False)
 
 
-def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_its_own(tmp_path):
-    """They share a disk here, as nodes may; the later one comes when the first has put its files back."""
+def test_shared_file_overwritten_by_two_tasks_is_restored_once(tmp_path):
+    """The tasks share a disk. The later one ends after the first has restored its files."""
     folder, shared = tmp_path / "recording", tmp_path / "log.txt"
     folder.mkdir()
     own = [tmp_path / f"own-{n}.txt" for n in range(2)]
@@ -209,7 +207,7 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
     ]
 
 
-def test_a_launcher_that_is_ended_has_the_time_that_it_gives_its_workers(tmp_path, monkeypatch):
+def test_ended_launcher_gets_time_to_stop_its_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "LOOK_S", 0.2)
     ending = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(7)));"
     begun = tmp_path / "begun"

@@ -1,4 +1,4 @@
-"""What a process noted in its trail, by name."""
+"""Tests of reading notes from event logs by name."""
 
 from trainpace.watch.event_logs import Notes, lines_of, training_loader
 from trainpace.watch.inside.event_log import PARTS, Step
@@ -22,7 +22,7 @@ def loader(number, batch_size):
     }
 
 
-def test_notes_are_found_by_each_of_their_names_and_by_the_step_before_them():
+def test_notes_are_found_by_name_and_by_step():
     notes = Notes(
         [
             {"input_elements": 1, "a": 2},
@@ -48,7 +48,7 @@ def fed(samples):
     return [step(1)._replace(samples=samples)]
 
 
-def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_taken():
+def test_training_loader_is_chosen_by_its_batch_size():
     first, second, third = (loader(n, size) for n, size in ((1, 8), (2, 16), (3, 8)))
     assert training_loader(Notes(), fed(8)) is None
     assert training_loader(Notes([first, second]), fed(16)).dataset == "Data2"
@@ -59,7 +59,7 @@ def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_
     )
 
 
-def test_a_line_that_was_met_once_or_twice_says_nothing():
+def test_rarely_sampled_lines_are_ignored():
     samples = [["data", "a.py:1", "read", 6], ["data", "a.py:2", "", 2], ["data", "", "", 4]]
     assert [(line.line, line.share) for line in lines_of(Notes([{"samples": samples}]))] == [
         ("a.py:1", 0.5)

@@ -1,4 +1,4 @@
-"""What scripts may do with torch, they may do under the recorder; and what fails inside them fails for them alone."""
+"""The recorder does not change the behavior of scripts, and its errors do not end them."""
 
 import gc
 import importlib
@@ -90,7 +90,7 @@ assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_module", "out
 """
 
 
-def test_odd_scripts_run_as_without_the_recorder(tmp_path, capfd):
+def test_unusual_scripts_run_unchanged_under_the_recorder(tmp_path, capfd):
     code, recording = run(tmp_path, ODD)
     assert "Traceback" not in capfd.readouterr().err
     assert code == 0
@@ -107,19 +107,19 @@ def optimizer_of():
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
 
 
-def test_a_step_that_raised_is_not_charged_for_what_follows(tmp_path):
+def test_time_after_a_failed_optimizer_step_is_not_optimizer_time(tmp_path):
     recorder, optimizers = watched(tmp_path)
     optimizer = optimizer_of()
     for _ in range(300):
         optimizers.before(
             optimizer, (), {}
-        )  # and no `after`: it raised, and the script tries again
+        )  # `after` is not called: the step raised, and the script retries
     optimizers.before(optimizer, (), {})
     optimizers.after(optimizer, (), {})
     assert (recorder.part, recorder._stack, recorder.steps) == (OTHER, [], 1)
 
 
-def test_an_optimizer_that_raised_is_let_go(tmp_path):
+def test_failed_optimizer_is_not_kept_alive(tmp_path):
     recorder, optimizers = watched(tmp_path)
     optimizer = optimizer_of()
     optimizers.before(optimizer, (), {})
@@ -128,18 +128,13 @@ def test_an_optimizer_that_raised_is_let_go(tmp_path):
     gc.collect()
     assert optimizers.first() is None
     another, third = optimizer_of(), optimizer_of()
-    for used in (
-        another,
-        third,
-        another,
-        third,
-    ):  # the first of them is now the one whose steps count
+    for used in (another, third, another, third):  # only steps of the first one count now
         optimizers.before(used, (), {})
         optimizers.after(used, (), {})
     assert (recorder.part, recorder.steps) == (OTHER, 2)
 
 
-def test_a_step_within_its_own_step_counts_once(tmp_path):
+def test_nested_step_of_one_optimizer_counts_once(tmp_path):
     recorder, optimizers = watched(tmp_path)
     optimizer = optimizer_of()
     for _ in range(2):
@@ -164,7 +159,7 @@ for _ in range(5):
 """
 
 
-def test_what_imports_torch_is_watched_also_without_our_packages(tmp_path, monkeypatch):
+def test_packages_importing_torch_are_recorded_without_msgspec(tmp_path, monkeypatch):
     packages = tmp_path / "packages"
     (packages / "safetensors").mkdir(parents=True)
     (packages / "safetensors" / "__init__.py").touch()
@@ -178,7 +173,7 @@ def test_what_imports_torch_is_watched_also_without_our_packages(tmp_path, monke
     assert recording.ranks[0].parts_ms["checkpoint"] > 9
 
 
-def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, monkeypatch):
+def test_worker_without_file_descriptors_still_fetches(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0))
     recorder, _ = watched(tmp_path)
     fetcher = SimpleNamespace(collate_fn=list)
@@ -188,12 +183,12 @@ def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, 
     assert fetch(fetcher, [1, 2]) == [1, 2]
 
 
-def test_lines_are_told_while_others_are_counted(tmp_path):
+def test_sampled_lines_can_be_read_during_sampling(tmp_path):
     recorder, _ = watched(tmp_path)
     sampler = Sampler(recorder)
 
     class Counted(Counter):
-        def items(self):  # as the thread that counts would, in the middle of it
+        def items(self):  # simulates the sampling thread adding a line during iteration
             for item in super().items():
                 self[0, f"line {len(self)}", ""] = 1
                 yield item
@@ -202,7 +197,7 @@ def test_lines_are_told_while_others_are_counted(tmp_path):
     assert sampler.counts()[0] == ("other", "line", "", 3)
 
 
-def test_the_sampler_keeps_no_frame(tmp_path):
+def test_sampler_keeps_no_reference_to_frames(tmp_path):
     recorder, _ = watched(tmp_path)
     sampler = Sampler(recorder)
     sampler.at_step(None)
@@ -252,7 +247,7 @@ assert not any(ref() is not None for ref in outputs), "an output is still held"
 """
 
 
-def test_no_output_is_held_after_its_step(tmp_path, capfd):
+def test_outputs_are_released_after_their_step(tmp_path, capfd):
     code, _ = run(tmp_path, OWN_LOSS)
     assert "still held" not in capfd.readouterr().err
     assert code == 0
@@ -260,7 +255,7 @@ def test_no_output_is_held_after_its_step(tmp_path, capfd):
 
 
 class Unchangeable:
-    """A loader that takes no attribute."""
+    """A module loader that accepts no attributes."""
 
     __slots__ = ()
 
@@ -278,7 +273,7 @@ class Finder:
         )
 
 
-def test_a_module_whose_loader_cannot_be_watched_is_imported(monkeypatch):
+def test_module_with_a_read_only_loader_can_be_imported(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     when_imported("odd_to_load", lambda module: None)
     assert importlib.import_module("odd_to_load").loaded

@@ -1,4 +1,4 @@
-"""What is counted of a step's operators."""
+"""Tests of what is counted in the operators of a step."""
 
 import itertools
 from pathlib import Path
@@ -16,10 +16,8 @@ from trainpace.watch.inside.recorder import Recorder
 
 
 @pytest.mark.parametrize(("thread_us", "is_large"), [(5, False), (50, True)])
-def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_waits(
-    tmp_path, monkeypatch, thread_us, is_large
-):
-    """A matrix product of milliseconds: as of a tiny operator whose core another program takes, and as of a large one."""
+def test_large_operators_are_judged_by_cpu_time(tmp_path, monkeypatch, thread_us, is_large):
+    """A matmul takes milliseconds of wall time, with little or much CPU time."""
     clock = itertools.count(0, thread_us * 1000)
     monkeypatch.setattr(observers, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
@@ -37,8 +35,8 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
 
 
 @pytest.mark.parametrize(("samples", "share"), [(1, 1.0), (8, 0.0)])
-@pytest.mark.parametrize("outputs", [16, 1])  # one output is no single sample
-def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, outputs, share):
+@pytest.mark.parametrize("outputs", [16, 1])  # one output must not count as a single sample
+def test_single_sample_counts_as_matrix_vector_product(tmp_path, samples, outputs, share):
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = FORWARD
     model = torch.nn.Sequential(
@@ -56,14 +54,14 @@ def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, outputs, 
 
 
 @pytest.mark.parametrize(("heads", "rows"), [(1, 1), (12, 12)])
-def test_attention_of_several_heads_is_no_single_vector(heads, rows):
+def test_rows_of_attention_count_all_heads(heads, rows):
     query, keys = torch.rand(heads, 1, 8), torch.rand(heads, 8, 20)
     assert observers.rows_of(torch.ops.aten.bmm.default, (query, keys)) == rows
     assert observers.rows_of(torch.ops.aten.convolution.default, (query, keys)) == 0
 
 
 @pytest.mark.parametrize(("within_s", "times"), [(1e9, observers.REPEATS), (0.0, 1)])
-def test_a_slow_optimizer_is_timed_fewer_times(tmp_path, monkeypatch, within_s, times):
+def test_slow_optimizer_is_timed_once(tmp_path, monkeypatch, within_s, times):
     parameter = torch.nn.Parameter(torch.rand(8))
     parameter.grad = torch.rand(8)
     optimizer = torch.optim.Adam([parameter])
@@ -77,12 +75,12 @@ def test_a_slow_optimizer_is_timed_fewer_times(tmp_path, monkeypatch, within_s, 
         for note in notes_of(recorder)
         if "optimizer_variants_ms" in note
     )
-    assert len(timed) == len(noted) * (times + 1)  # and once before, which makes its state
+    assert len(timed) == len(noted) * (times + 1)  # and one untimed step that creates the state
 
 
 @pytest.fixture
 def device(monkeypatch):
-    """An accelerator, for which the CPU computes."""
+    """Pretend that the CPU is an accelerator."""
     for name, value in (
         ("in_use", lambda: "cpu:0"),
         ("synchronize", lambda kind: None),
@@ -100,7 +98,7 @@ def notes_of(recorder):
 @pytest.mark.parametrize(
     ("dtype", "others"), [(torch.float32, {"amp_bf16", "tf32"}), (torch.bfloat16, set())]
 )
-def test_an_accelerator_in_fp32_is_timed_in_other_formats_too(tmp_path, device, dtype, others):
+def test_fp32_accelerator_is_also_timed_in_other_formats(tmp_path, device, dtype, others):
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.matmul_dtype = dtype
     chosen = torch.get_float32_matmul_precision()
@@ -144,12 +142,12 @@ def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path)
     by_name = {(name, bool(line)): (line, share) for name, line, share in slow}
     line, share = by_name["aten.mm", True]
     assert f"{Path(__file__).name}:" in line
-    assert by_name["aten.mm", False][1] > share > 0.05  # two products in the backward pass
+    assert by_name["aten.mm", False][1] > share > 0.05  # two matmuls in the backward pass
     assert sum(share for *_, share in slow) <= 1
 
 
-def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tmp_path):
-    """As of a model of plain functions; what prepares its batch is the script's own code, and so is reading the loss."""
+def test_operators_outside_modules_count_if_gradients_flow_through_them(tmp_path):
+    """Models of plain functions call operators outside modules. Preparing a batch is own code."""
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     weights = torch.rand(64, 64, requires_grad=True)
     end = observers.count_one_step(recorder)
@@ -157,7 +155,7 @@ def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tm
     assert recorder.part == OTHER
     loss = (x @ weights).relu().sum()
     loss.item()
-    with torch.no_grad():  # an average of weights by hand, a change of them
+    with torch.no_grad():  # a manual average and update of the weights
         average = x.mul(0.9).add(weights, alpha=0.1)
         weights.sub_(average)
     end()
@@ -167,8 +165,8 @@ def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tm
     assert counted["outside_ns"] > 0
 
 
-def test_what_runs_between_two_operators_outside_of_modules_is_theirs(tmp_path):
-    """As where a loop takes an index out of each maximum; a metric after the last one is the script's own."""
+def test_gaps_between_operators_outside_modules_count_as_forward(tmp_path):
+    """A loop may read a value between two operators. A metric after the last one is own code."""
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = OTHER
     x = torch.rand(4, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Padding, by the masks of real steps."""
+"""Padding is measured from the attention masks of real steps."""
 
 import sys
 
@@ -23,18 +23,22 @@ for _ in range(STEPS):
 """
 
 
+PADDED = "torch.tensor([[1] * 2 + [0] * 6, [1] * 4 + [0] * 4])"
+
+
 @pytest.mark.parametrize(
-    ("mask", "tokens"),
+    ("mask", "tokens", "steps", "seen"),
     [
-        ("torch.tensor([[1] * 2 + [0] * 6, [1] * 4 + [0] * 4])", (6, 8, 16)),
-        ("torch.tensor([[0] * 7 + [1], [1] * 8]).bool()", (9, 16, 16)),  # padded on the left
-        ("torch.ones(2, 1, 8, 8)", (0, 0, 0)),  # masks of other kinds
-        ("torch.ones(8, 8).tril().bool()", (0, 0, 0)),
-        ("torch.zeros(2, 8)", (0, 0, 0)),
+        (PADDED, (6, 8, 16), 3, 0),
+        (PADDED, (6, 8, 16), 8, 5),
+        (PADDED, (6, 8, 16), 40, 20),
+        ("torch.tensor([[0] * 7 + [1], [1] * 8]).bool()", (9, 16, 16), 8, 5),  # left padding
+        ("torch.ones(2, 1, 8, 8)", (0, 0, 0), 8, 5),  # masks of other kinds
+        ("torch.ones(8, 8).tril().bool()", (0, 0, 0), 8, 5),
+        ("torch.zeros(2, 8)", (0, 0, 0), 8, 5),
     ],
 )
-@pytest.mark.parametrize(("steps", "seen"), [(3, 0), (8, 5), (40, 20)])
-def test_positions_that_a_mask_leaves_out_are_padding(tmp_path, mask, tokens, steps, seen):
+def test_masked_positions_count_as_padding(tmp_path, mask, tokens, steps, seen):
     (tmp_path / "train.py").write_text(SCRIPT.replace("MASK", mask).replace("STEPS", str(steps)))
     assert watch([sys.executable, str(tmp_path / "train.py")], tmp_path / "recording") == 0
     (rank,) = read_recording(tmp_path / "recording").ranks

@@ -1,3 +1,5 @@
+"""Tests of the Perfetto trace of a recording."""
+
 import gzip
 import json
 import tracemalloc
@@ -27,12 +29,12 @@ def on_track(events, pid, tid):
 
 
 def assert_nested(events):
-    """What the format asks for: events of a track lie within each other or apart, also for a reader that cuts to nanoseconds, as Perfetto does."""
+    """Check that events of a track are nested or disjoint, also in whole nanoseconds."""
     for track in {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}:
         open_until = []
         for event in sorted(
             on_track(events, *track), key=lambda e: e["ts"]
-        ):  # stable: as written where these are equal
+        ):  # a stable sort keeps the written order of ties
             start = int(event["ts"] * 1e3)
             end = start + int(event["dur"] * 1e3)
             while open_until and open_until[-1] <= start:
@@ -41,7 +43,7 @@ def assert_nested(events):
             open_until.append(end)
 
 
-def test_a_step_and_what_is_in_it(tmp_path):
+def test_trace_contains_steps_and_nested_spans(tmp_path):
     spent = [0] * len(PARTS)
     spent[DATA] = 4
     inner = [("logging", "print", 6, 7, 1), ("forward", "Net", 5, 8, 0)]
@@ -96,7 +98,7 @@ def test_processes_and_tracks_have_names(tmp_path):
     assert fetch["args"] == {"samples": 8, "cpu_ms": 1.0, "collate_ms": 0.0}
 
 
-def test_other_threads_and_fetches_without_workers(tmp_path):
+def test_trace_contains_other_threads_and_main_process_fetches(tmp_path):
     log = EventLogWriter(
         str(tmp_path / "process-1-here.trail"), {"pid": 1, "host": "here", "rank": 0}
     )
@@ -111,18 +113,18 @@ def test_other_threads_and_fetches_without_workers(tmp_path):
     assert [e["name"] for e in on_track(events, 1, other["tid"])] == ["log"]
 
 
-def test_two_processes_of_one_rank_stay_apart(tmp_path):
+def test_two_processes_of_one_rank_have_separate_tracks(tmp_path):
     simple_run(tmp_path, rank=0, pid=100)
     simple_run(tmp_path, rank=0, pid=101)
     assert len({e["pid"] for e in written(tmp_path)}) == 2
 
 
-def test_compressed_when_the_name_says_so(tmp_path):
+def test_gz_extension_compresses_the_trace(tmp_path):
     simple_run(tmp_path)
     assert written(tmp_path, "trace.json.gz") == written(tmp_path, "trace.json")
 
 
-def test_nothing_is_left_of_a_trace_that_failed(tmp_path):
+def test_failed_trace_keeps_the_previous_file(tmp_path):
     path = simple_run(tmp_path)
     (tmp_path / "trace.json").write_text("before")
     content = bytearray(path.read_bytes())
@@ -134,7 +136,7 @@ def test_nothing_is_left_of_a_trace_that_failed(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"trace.json", path.name}
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_unwritable_folder_raises_unreadable_input(tmp_path):
     simple_run(tmp_path)
     with pytest.raises(UnreadableInput, match="cannot write"):
         write_trace(tmp_path, tmp_path / "none" / "trace.json")
@@ -142,14 +144,14 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 @settings(max_examples=30)
 @given(lengths_ns=st.lists(st.integers(100, 10**9), min_size=2, max_size=20))
-def test_touching_steps_do_not_overlap_in_nanoseconds(tmp_path_factory, lengths_ns):
+def test_adjacent_steps_do_not_overlap_in_nanoseconds(tmp_path_factory, lengths_ns):
     folder = tmp_path_factory.mktemp("steps")
     write_process(folder, [], [0.0, *(ns / MS for ns in accumulate(lengths_ns))])
     assert_nested(list(trace_events(read_processes(folder))))
 
 
-def test_a_long_trail_needs_no_more_memory(tmp_path_factory):
-    """Ten times the steps, the same peak; spans are kept of the first steps only, as the recorder does."""
+def test_long_event_log_needs_no_more_memory(tmp_path_factory):
+    """Ten times the steps need the same peak memory. Spans exist only for the first steps."""
     peaks = []
     for steps in (200, 2000):
         folder = tmp_path_factory.mktemp("long")

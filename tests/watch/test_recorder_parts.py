@@ -1,4 +1,4 @@
-"""Every nanosecond of a step is charged to one part."""
+"""Every nanosecond of a step is attributed to exactly one part."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ from trainpace.watch.inside.recorder import Recorder
 
 
 class Clock:
-    """Runs when told to."""
+    """A clock that advances only when told to."""
 
     now = 1000
 
@@ -96,7 +96,7 @@ def test_nested_parts_are_charged_for_their_own_time_only(tmp_path, clock):
         max_size=30,
     )
 )
-def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
+def test_parts_add_up_to_the_step_for_any_events(events, tmp_path_factory):
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "now_ns", clock)
@@ -126,7 +126,7 @@ def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
     assert all(ns >= 0 for s in steps for ns in s.parts_ns)
 
 
-def test_an_exception_leaves_nothing_behind(tmp_path, clock):
+def test_leaving_an_outer_part_closes_abandoned_inner_parts(tmp_path, clock):
     r = recorder(tmp_path)
     depth = r.enter(FORWARD)
     r.enter(LOGGING)  # never left
@@ -138,11 +138,11 @@ def test_an_exception_leaves_nothing_behind(tmp_path, clock):
     assert steps_of(r)[0].parts_ns[OTHER] == 2
 
 
-def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
+def test_batches_fetched_for_evaluation_count_as_evaluation(tmp_path, clock):
     r = recorder(tmp_path)
     for evaluating, fetching in ((False, 10), (True, 20), (True, 20), (False, 10)):
         fetch(r, clock, fetching)
-        clock.now += 1  # the script's own code between
+        clock.now += 1  # own code of the script between batches
         (evaluate if evaluating else train)(r, clock, 100)
     r.ends_step()
     (step,) = steps_of(r)
@@ -154,10 +154,8 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
 
 
 @pytest.mark.parametrize("follows", ["training", "a batch", "backward"])
-def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backward_follows(
-    tmp_path, clock, follows
-):
-    """As of code that forgets no_grad(), and of trainings with frozen batch normalisation."""
+def test_call_in_evaluation_mode_is_evaluation_unless_backward_follows(tmp_path, clock, follows):
+    """Scripts may forget no_grad(), or train with frozen batch normalization."""
     r = recorder(tmp_path)
     clock.now += 5  # the script's own code
     r.begins_undecided(with_gradients=True)
@@ -174,7 +172,7 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
         spend(r, clock, BACKWARD, 10)
     r.ends_step()
     (step,) = steps_of(r)
-    # between an evaluation's batches, all is the evaluation's
+    # all time between evaluation batches is evaluation
     assert step.parts_ns[EVALUATION] == {"training": 100, "a batch": 107, "backward": 0}[follows]
     assert step.parts_ns[FORWARD] == {"training": 10, "a batch": 0, "backward": 100}[follows]
     assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 0 if follows == "a batch" else 7)
@@ -183,8 +181,8 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
     assert ({"evaluates_with_gradients": True} in records_of(r)) is (follows == "a batch")
 
 
-def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_path, clock):
-    """As of self-distillation, under accumulation: the next batch makes no evaluation of what a backward pass has used."""
+def test_no_grad_call_between_forward_and_backward_is_training(tmp_path, clock):
+    """Self-distillation with accumulation does this. The next batch starts no evaluation."""
     r = recorder(tmp_path)
     for _ in range(2):
         fetch(r, clock, 20)
@@ -208,13 +206,13 @@ def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_p
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
-def test_what_follows_an_evaluation_is_of_the_call_that_comes_next(tmp_path, clock, evaluates):
-    """Once it was left: metrics between the batches of an evaluation are its own, what prepares an epoch is not."""
+def test_time_after_an_evaluation_belongs_to_the_next_call(tmp_path, clock, evaluates):
+    """Metrics between evaluation batches are evaluation. Preparing the next epoch is not."""
     r = recorder(tmp_path)
     evaluate(r, clock, 10)
     r.leaves_evaluation()
     clock.now += 5
-    for _ in range(2):  # the second as of a script that skips a batch
+    for _ in range(2):  # the script skips the first batch
         fetch(r, clock, 20)
     (evaluate if evaluates else train)(r, clock, 100)
     r.ends_forward()
@@ -228,9 +226,7 @@ def test_what_follows_an_evaluation_is_of_the_call_that_comes_next(tmp_path, clo
     )
 
 
-def test_metrics_between_an_evaluations_batches_are_its_own_also_before_a_part_of_the_model_is_called(
-    tmp_path, clock
-):
+def test_metrics_between_evaluation_batches_count_as_evaluation(tmp_path, clock):
     r = recorder(tmp_path)
     evaluate(r, clock, 10)
     r.leaves_evaluation()
@@ -246,8 +242,8 @@ def test_metrics_between_an_evaluations_batches_are_its_own_also_before_a_part_o
     assert {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} == {"evaluation": 52}
 
 
-def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
-    """As of a graph network, which trains on all of its data at once and is evaluated after each step."""
+def test_evaluation_without_a_loader_is_recognized(tmp_path, clock):
+    """A graph network trains on all its data at once and is evaluated after each step."""
     r = recorder(tmp_path)
     for _ in range(2):
         train(r, clock, 10)
@@ -264,7 +260,7 @@ def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
     assert second == {"forward": 10, "backward": 20, "evaluation": 7, "other": 3}
 
 
-def test_what_runs_within_a_checkpoint_counts_as_it(tmp_path, clock):
+def test_work_within_a_checkpoint_counts_as_checkpoint(tmp_path, clock):
     r = recorder(tmp_path)
     depth = r.enter(CHECKPOINT)
     spend(r, clock, LOGGING, 40)  # fsync
@@ -274,7 +270,7 @@ def test_what_runs_within_a_checkpoint_counts_as_it(tmp_path, clock):
     assert (step.parts_ns[CHECKPOINT], step.parts_ns[LOGGING]) == (40, 0)
 
 
-def test_a_wrapped_function_answers_and_raises_as_before(tmp_path, clock):
+def test_wrapped_function_returns_and_raises_as_before(tmp_path, clock):
     r = recorder(tmp_path)
 
     def divide(a, b):
@@ -287,7 +283,7 @@ def test_a_wrapped_function_answers_and_raises_as_before(tmp_path, clock):
     assert r.part == OTHER
 
 
-def test_other_threads_leave_spans_but_do_not_count(tmp_path, clock):
+def test_other_threads_record_spans_but_no_step_time(tmp_path, clock):
     import threading
 
     r = recorder(tmp_path)
@@ -305,7 +301,7 @@ def test_other_threads_leave_spans_but_do_not_count(tmp_path, clock):
     assert next(s for s in read if isinstance(s, Step)).parts_ns[CHECKPOINT] == 0
 
 
-def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, clock):
+def test_spans_are_recorded_at_first_and_then_periodically(tmp_path, clock):
     r = recorder(tmp_path)
     on = []
     for _ in range(1015):
@@ -317,7 +313,7 @@ def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, c
     assert not on[1010]
 
 
-def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
+def test_generator_called_without_gradients_is_training(tmp_path, clock):
     r = recorder(tmp_path)
     for _ in range(2):
         fetch(r, clock, 20)
@@ -336,7 +332,7 @@ def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
         assert step.samples == 8
 
 
-def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clock):
+def test_evaluation_in_training_mode_is_recognized_by_the_next_batch(tmp_path, clock):
     r = recorder(tmp_path)
     for evaluating in (True, True, False):
         fetch(r, clock, 20)
@@ -358,7 +354,7 @@ def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clo
     assert step.samples == 8
 
 
-def test_a_failure_of_ours_at_a_steps_end_is_a_warning(tmp_path, clock, capsys):
+def test_recorder_error_at_a_step_end_warns_once(tmp_path, clock, capsys):
     r = recorder(tmp_path)
     seen = []
 
@@ -372,13 +368,13 @@ def test_a_failure_of_ours_at_a_steps_end_is_a_warning(tmp_path, clock, capsys):
     assert capsys.readouterr().err.count("trainpace: warning: ") == 1
 
 
-def test_an_allocator_is_asked_in_the_first_steps_and_then_now_and_then(tmp_path, clock):
+def test_allocator_is_queried_at_first_and_then_periodically(tmp_path, clock):
     r, asked = recorder(tmp_path), []
     r.allocator = lambda: (float(len(asked)), asked.append(clock.now) or 0)
     for _ in range(200):
         clock.now += 2_000_000
         r.ends_step()
-    assert len(asked) == 3 + 3  # and 100, 200 and 300 ms after the third step
+    assert len(asked) == 3 + 3  # the last three are 100, 200 and 300 ms after the third step
     held = [step.reserved_gib for step in steps_of(r)]
     assert held == sorted(held)
     assert held[:3] == [0.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Trails summed up."""
+"""Tests of summarizing event logs into a recording."""
 
 import json
 
@@ -35,7 +35,10 @@ LOADER = {
 
 
 def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None, waits_ns=None):
-    """steps: (trial, {part: ms}). counted: what was counted in the last one."""
+    """Write an event log.
+
+    `steps` holds (trial, {part: ms}). `counted` holds the counts of the last step.
+    """
     log = EventLogWriter(
         str(folder / "process-7-here.trail"),
         {"role": "process", "pid": 7, "host": "here", "rank": 0, "world_size": 1, "cpus": 2},
@@ -69,7 +72,7 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None,
     )
 
 
-def test_the_warm_up_is_left_out(tmp_path):
+def test_warm_up_steps_are_excluded(tmp_path):
     write(tmp_path, [("plain", {FORWARD: 1000})] * 3 + [("plain", {FORWARD: 10, DATA: 5})] * 20)
     (rank,) = read_recording(tmp_path).ranks
     assert rank.steps == 20
@@ -78,7 +81,7 @@ def test_the_warm_up_is_left_out(tmp_path):
     assert rank.complete
 
 
-def test_blocks_are_runs_of_one_trial_without_settling_and_what_comes_now_and_then(tmp_path):
+def test_blocks_exclude_settling_steps_and_average_rare_parts(tmp_path):
     plain, cached = {FORWARD: 10, DATA: 5}, {FORWARD: 10}
     steps = [("plain", plain)] * 8
     for _ in range(2):
@@ -101,7 +104,7 @@ def test_blocks_are_runs_of_one_trial_without_settling_and_what_comes_now_and_th
     )  # over all steps from the first block on
 
 
-def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
+def test_loader_start_under_trials_counts_once_per_epoch(tmp_path):
     steps = [("plain", {FORWARD: 10})] * 8 + [("settling", {FORWARD: 10})] * 2
     steps += [("plain", {FORWARD: 10, LOADER_START: 50})] + [("plain", {FORWARD: 10})] * 3
     write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 8}))
@@ -110,8 +113,8 @@ def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
     assert rank.step_ms == pytest.approx(15)
 
 
-def test_under_trials_an_evaluation_counts_as_in_steps_that_read_their_batches(tmp_path):
-    """One in eleven of them takes 40 ms; steps with the same batch again and again bring none, or short ones."""
+def test_evaluation_under_trials_is_taken_from_plain_steps(tmp_path):
+    """One of eleven plain steps has a full evaluation. Steps with a cached batch do not."""
     steps = [("plain", {FORWARD: 10})] * 8
     for _ in range(2):
         steps += (
@@ -126,7 +129,7 @@ def test_under_trials_an_evaluation_counts_as_in_steps_that_read_their_batches(t
     assert rank.parts_ms["evaluation"] == pytest.approx(2 * 40 / 20)
 
 
-def test_samples_cost_what_their_workers_say(tmp_path):
+def test_sample_costs_come_from_worker_records(tmp_path):
     fetches = [Fetch(0, 16, 0, 40 * MS, 24 * MS, 8 * MS)] * 6
     write(tmp_path, [("plain", {FORWARD: 10})] * 12, fetches)
     fetch = read_recording(tmp_path).ranks[0].fetch
@@ -136,26 +139,26 @@ def test_samples_cost_what_their_workers_say(tmp_path):
     assert fetch.collate_ms == pytest.approx(8)
 
 
-def test_an_interval_knows_that_neighbouring_steps_are_alike():
+def test_interval_accounts_for_correlation_of_neighboring_steps():
     alternating = [10.0, 20.0] * 50
     drifting = [10.0] * 50 + [20.0] * 50
     assert half_width_ms(alternating) < 0.1 < 2 < half_width_ms(drifting)
 
 
-def test_a_command_that_was_killed_has_no_exit_code(tmp_path):
+def test_killed_command_has_no_exit_code(tmp_path):
     write(tmp_path, [("plain", {FORWARD: 10})] * 12, seconds=None)
     (tmp_path / "command.json").write_text('{"command": ["x"], "seconds": null, "exit_code": null}')
     assert read_recording(tmp_path).exit_code is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"command": "x"', '{"seconds": 1}'])
-def test_a_damaged_note_of_the_command_is_said(tmp_path, text):
+def test_damaged_command_file_is_reported(tmp_path, text):
     (tmp_path / "command.json").write_text(text)
     with pytest.raises(UnreadableInput, match=r"command\.json is (damaged|not valid JSON)"):
         read_recording(tmp_path)
 
 
-def test_ranks_that_left_nothing_are_said(tmp_path):
+def test_ranks_without_steps_are_reported(tmp_path):
     write(tmp_path, [("plain", {FORWARD: 10})] * 9, notes=(LOADER, {"world_size": 3}))
     (tmp_path / "command.json").write_text(
         json.dumps(
@@ -175,14 +178,14 @@ def test_ranks_that_left_nothing_are_said(tmp_path):
 @pytest.mark.parametrize(
     ("noted", "named"), [((), ""), (({"accelerator": "Apple M4"},), "Apple M4")]
 )
-def test_the_accelerator_is_named_as_the_recorder_noted_it(tmp_path, noted, named):
+def test_accelerator_name_comes_from_the_recorder(tmp_path, noted, named):
     write(tmp_path, [("plain", {FORWARD: 5})] * 6, notes=(LOADER, *noted))
     (rank,) = read_recording(tmp_path).ranks
     assert rank.accelerator == named
 
 
-def test_a_step_in_which_operators_were_counted_is_none_of_a_few(tmp_path):
-    """Of a recording that ended before its interventions."""
+def test_step_with_counted_operators_is_excluded_from_a_short_recording(tmp_path):
+    """The recording ended before its interventions."""
     write(
         tmp_path,
         [("plain", {FORWARD: ms}) for ms in (30, 20, 80)],
@@ -193,8 +196,8 @@ def test_a_step_in_which_operators_were_counted_is_none_of_a_few(tmp_path):
     assert rank.step_ms == 20
 
 
-def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tmp_path):
-    """Of 50 ms from iter() to the first batch, its samples take 40; what is left is the worker's start."""
+def test_first_batch_time_of_a_worker_counts_as_data(tmp_path):
+    """Loading takes 40 of the 50 ms before the first batch. The rest is the worker's start."""
     first = Fetch(0, 16, 13 * 10 * MS + 5 * MS, 13 * 10 * MS + 45 * MS, 24 * MS, 0)
     steps = (
         [("plain", {FORWARD: 10})] * 12
@@ -208,9 +211,11 @@ def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tm
     assert rank.parts_ms["loader_start"] == pytest.approx(10 / counted)
 
 
-def test_large_operators_outside_of_modules_count_as_far_as_their_time_counts_as_forward(tmp_path):
-    """Of 30 ms of own code, 20 are operators that gradients flow through, 15 of them in large ones; and where nothing can be told
-    from what surrounds them, none."""
+def test_large_operators_outside_modules_count_with_their_forward_share(tmp_path):
+    """Gradients flow through 20 of 30 ms of own code; 15 ms of them are large operators.
+
+    In the second case the share cannot be determined, so none is added.
+    """
     for i, (counted_other, large_ms) in enumerate([(30, 4 + 15), (60, 4.0)]):
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -224,8 +229,8 @@ def test_large_operators_outside_of_modules_count_as_far_as_their_time_counts_as
         assert rank.parts_ms["forward"] == pytest.approx(10 + (20 if i == 0 else 0))
 
 
-def test_a_first_wait_in_a_settling_step_counts_as_other_starts_do(tmp_path):
-    """Once in ten batches, although no counted step has one."""
+def test_loader_start_in_a_settling_step_is_counted(tmp_path):
+    """A start occurs once in ten batches although no counted step contains one."""
     steps = (
         [("plain", {FORWARD: 10})] * 8
         + [("settling", {FORWARD: 10, LOADER_START: 50})]

@@ -1,3 +1,5 @@
+"""Tests of the number of rounds and steps of a diagnosis."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from trainpace.watch.inside.trials import LEAST_BLOCK, T_95, fitted, settled, wa
 @given(
     st.floats(0, 5000), st.integers(1, 5), st.integers(2, 10), st.integers(2, 20), st.integers(1, 8)
 )
-def test_what_fits_is_never_more_than_was_asked_for(steps, blocks, settling, block, rounds):
+def test_fitted_rounds_never_exceed_the_request(steps, blocks, settling, block, rounds):
     each, made = fitted(steps, blocks, settling, block, rounds)
     assert LEAST_BLOCK <= each <= block
     assert 1 <= made <= rounds
@@ -18,7 +20,7 @@ def test_what_fits_is_never_more_than_was_asked_for(steps, blocks, settling, blo
 
 
 @given(st.floats(0, 5000), st.floats(1, 1000))
-def test_more_steps_never_make_less_of_it(steps, more):
+def test_more_steps_never_fit_fewer_rounds(steps, more):
     few, many = fitted(steps, 3, 4, 8, 4), fitted(steps + more, 3, 4, 8, 4)
     assert few[0] * few[1] <= many[0] * many[1] or few[1] < many[1]
 
@@ -29,12 +31,12 @@ def test_long_steps_shorten_the_warm_up():
     assert warm_up_steps(10, 120.0, 60.0) == 3
 
 
-def test_it_settles_as_a_diagnosis_proves():
+def test_settled_matches_significance_of_the_difference():
     assert settled([20, 21, 20], [12, 12, 13])
     assert not settled([20, 90, 21], [12, 14, 80])
     assert settled([20, 20, 20], [20, 19.9, 20.1])
     assert not settled([20], [12])
 
 
-def test_its_own_table_is_students():
+def test_t_table_matches_student_t():
     assert [student_t_95(df) for df in range(1, len(T_95) + 1)] == pytest.approx(T_95, rel=0.005)

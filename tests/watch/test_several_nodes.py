@@ -1,4 +1,4 @@
-"""Faults on one of three nodes of a real Slurm, each with its own network: one recording over all ranks names them."""
+"""One recording names a fault on one of three Slurm nodes with separate networks."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=f"no no
 
 NODES = 3
 CLOSE = 0.35
-"""Wider than what benchmarks/several_nodes.py finds on a machine that does nothing else: here other tests run beside it."""
+"""Relative tolerance. It is wide because other tests run on the same machine."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def nodes():
 
 
 IN_ANY_RUN = ("slow disk", "slow link")
-"""The others are as slow, and found by the same arithmetic, which tests/watch/test_stragglers.py tries."""
+"""Faults tried in every run. tests/watch/test_stragglers.py covers the arithmetic of the others."""
 FAULTS = [
     pytest.param(
         f, id=f.name.replace(" ", "-"), marks=[] if f.name in IN_ANY_RUN else pytest.mark.long
@@ -37,7 +37,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_named(nodes, tmp_path, fault):
+def test_planted_fault_is_named_with_its_node(nodes, tmp_path, fault):
     made = several_nodes.recorded(fault, nodes, tmp_path / "recording")
     recording = made.recording
     assert [(r.rank, r.host) for r in recording.ranks] == [
@@ -48,7 +48,7 @@ def test_a_planted_fault_is_named(nodes, tmp_path, fault):
         recording.together
     )
     assert found.ms == pytest.approx(fault.planted_ms(made), rel=CLOSE), recording.together
-    for clock in recording.together.clocks:  # in truth all nodes have one clock
+    for clock in recording.together.clocks:  # all nodes share one real clock
         assert abs(clock.offset_ms) <= clock.uncertainty_ms
     words = subprocess.run(
         (sys.executable, "-m", "trainpace", "watch", "--from", str(tmp_path / "recording")),

@@ -1,4 +1,4 @@
-"""Stages that train models of other classes."""
+"""Tests of training stages with models of different classes."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def watched(tmp_path, monkeypatch, text):
     return read_recording(tmp_path / "recording").ranks[0]
 
 
-def test_a_later_stage_may_train_a_model_of_another_class(tmp_path, monkeypatch):
+def test_later_stage_with_another_model_class_is_recorded(tmp_path, monkeypatch):
     """Each stage watches the classes of its first two steps."""
     watched(tmp_path, monkeypatch, ANOTHER_CLASS_LATER)
     (log,) = (tmp_path / "recording").glob("process-*.trail")

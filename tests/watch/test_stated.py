@@ -1,4 +1,4 @@
-"""The number of epochs or steps that a training command states."""
+"""Tests of reading the number of epochs or steps from a command line."""
 
 import shlex
 
@@ -20,7 +20,7 @@ from trainpace.watch import stated_length
         ("python train.py --epochs 3 --epochs 4", 4, None, "--epochs 4"),
     ],
 )
-def test_the_length_is_read_from_the_arguments(command, epochs, steps, words):
+def test_training_length_is_read_from_the_arguments(command, epochs, steps, words):
     found = stated_length(shlex.split(command))
     assert (found.epochs, found.steps, found.words) == (epochs, steps, words)
 
@@ -38,10 +38,10 @@ def test_the_length_is_read_from_the_arguments(command, epochs, steps, words):
         "python epochs 3",
     ],
 )
-def test_what_states_no_length_is_not_taken_for_one(command):
+def test_unrelated_arguments_give_no_length(command):
     assert stated_length(shlex.split(command)) is None
 
 
 @given(st.lists(st.text(max_size=12), max_size=6), st.integers(1, 10**6))
-def test_other_arguments_do_not_matter(words, epochs):
+def test_other_arguments_do_not_hide_the_length(words, epochs):
     assert stated_length(["python", *words, "--", f"--epochs={epochs}"]) is not None

@@ -1,4 +1,4 @@
-"""Steps of scripts that update their parameters otherwise than by one torch optimizer, as people write them."""
+"""Steps are found in scripts that do not use exactly one torch optimizer."""
 
 import subprocess
 import sys
@@ -103,13 +103,13 @@ def _watched(folder, name):
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "only looking"])
-def test_steps_are_found_however_they_are_made(name, tmp_path):
+def test_steps_are_found_for_every_way_of_updating(name, tmp_path):
     alone, under_watch, recording = _watched(tmp_path, name)
     assert under_watch == alone
     (rank,) = recording.ranks
     whole = STEPS.get(name, 24)
     by_hand = rank.optimizers == 0
-    # the first steps are a warm-up, and after the last update by hand nothing is called
+    # the first steps are warm-up, and nothing is called after the last manual update
     assert whole - 3 - by_hand <= rank.steps < whole
     assert step_in_words(rank).startswith(IN_WORDS.get(name, "an update by the script's own code"))
     assert sum(rank.parts_ms.values()) == pytest.approx(rank.step_ms, rel=1e-6)
@@ -119,10 +119,10 @@ def test_steps_are_found_however_they_are_made(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "optimizer"), [("data", "sgd"), ("LBFGS", "sgd"), ("two optimizers", "adam")]
 )
-def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
+def test_manual_updates_still_give_a_workload(name, optimizer, tmp_path):
     _watched(tmp_path, name)
     workload = load(tmp_path / "recording" / "workload.json", Workload)
-    critic = 8 + 1 if name == "two optimizers" else 0  # which the loss is made of too
+    critic = 8 + 1 if name == "two optimizers" else 0  # the loss depends on the critic too
     assert workload.parameters == 8 * 16 + 16 + 16 * 3 + 3 + critic
     assert workload.optimizer == optimizer
     assert workload.assumes_optimizer == (name == "LBFGS")  # SGD stands for it
@@ -131,6 +131,6 @@ def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
     ) == (name == "LBFGS")
 
 
-def test_gradients_without_an_update_are_no_step(tmp_path):
+def test_gradients_without_an_update_are_not_a_step(tmp_path):
     *_, recording = _watched(tmp_path, "only looking")
     assert recording.ranks == ()

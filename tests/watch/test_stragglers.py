@@ -1,4 +1,4 @@
-"""What ranks do to each other, from recordings made by hand whose truth is known."""
+"""Tests of the analysis across ranks on synthetic recordings with known truth."""
 
 import json
 
@@ -36,13 +36,16 @@ from trainpace.watch.stragglers import (
 
 MS = 1_000_000
 BOOTED = 4 * 10**15
-"""A node that has been up for weeks: a float of its nanoseconds is off by some."""
+"""Uptime of weeks in nanoseconds, beyond the exact range of a float."""
 NODES = {0: "a", 1: "b", 2: "c"}
 
 
 def training(own, transfer=2.0, elements=None, steps=30, clocks_ms=None):
-    """Steps by rank and number. `own`: by rank, milliseconds by part, or a function of the step's number that gives them. All leave
-    the exchange `transfer` after the last one has arrived."""
+    """Return steps by rank and number.
+
+    `own` holds milliseconds by part for each rank, or a function of the step number. All ranks
+    leave the collective `transfer` ms after the last one arrives.
+    """
     by_rank, at = {rank: {} for rank in own}, 0
     for number in range(3, 3 + steps):
         parts = {rank: each(number) if callable(each) else each for rank, each in own.items()}
@@ -86,7 +89,7 @@ def found(own, rates=(), **more):
         ({**STEADY, OTHER: 12.0}, None, "host"),
     ],
 )
-def test_a_straggler_is_named_with_its_cause(slow, elements, cause):
+def test_straggler_is_named_with_its_cause(slow, elements, cause):
     result = found({0: STEADY, 1: slow, 2: STEADY}, elements=elements)
     (straggler,) = result.stragglers
     assert (straggler.rank, straggler.node, straggler.cause) == (1, "b", cause)
@@ -109,14 +112,14 @@ def test_all_ranks_of_a_slow_node_are_named():
     assert [(s.rank, s.node, round(s.ms)) for s in result.stragglers] == [(2, "b", 10), (1, "b", 9)]
 
 
-def test_ranks_alike_have_no_straggler_and_alternating_ones_neither():
+def test_equal_or_alternating_ranks_have_no_straggler():
     turns = {rank: lambda n, r=rank: {FORWARD: 20.0 if n % 3 == r else 8.0} for rank in range(3)}
     for own in ({0: STEADY, 1: STEADY}, turns):
         result = found(own)
         assert (result.stragglers, result.slow_links, result.uneven_ms) == ((), (), None)
 
 
-def test_uneven_lengths_are_told_where_the_longest_inputs_come_last():
+def test_uneven_lengths_are_reported_if_long_inputs_arrive_last():
     own = {rank: lambda n, r=rank: {FORWARD: 20.0 if n % 3 == r else 8.0} for rank in range(3)}
     result = found(own, elements=lambda rank, n: 900 if n % 3 == rank else 300)
     assert result.stragglers == ()
@@ -126,7 +129,7 @@ def test_uneven_lengths_are_told_where_the_longest_inputs_come_last():
     )
 
 
-def test_one_rank_few_steps_and_other_collectives_tell_nothing():
+def test_too_few_ranks_or_steps_give_no_analysis():
     assert together(training({0: STEADY}), NODES, ()) is None
     assert together(training({0: STEADY, 1: STEADY}, steps=4), NODES, ()) is None
     steps = training({0: STEADY, 1: STEADY}, steps=8)
@@ -145,7 +148,7 @@ RANKS = st.dictionaries(
 
 @settings(deadline=None)
 @given(own=RANKS, transfer=st.floats(0, 30))
-def test_parts_add_up_to_the_step(own, transfer):
+def test_rank_parts_add_up_to_the_step(own, transfer):
     for rank in found(own, transfer=transfer, steps=6).ranks:
         parts = (
             rank.compute_ms,
@@ -161,7 +164,7 @@ def test_parts_add_up_to_the_step(own, transfer):
 
 @settings(deadline=None)
 @given(own=RANKS, transfer=st.floats(0, 30), ahead=st.floats(-1e9, 1e9))
-def test_a_node_whose_clock_is_set_otherwise_changes_nothing_but_its_offset(own, transfer, ahead):
+def test_different_clock_of_a_node_changes_only_its_offset(own, transfer, ahead):
     last = max(own)
     before, after = (
         found(own, transfer=transfer, steps=6, clocks_ms={last: ms}) for ms in (0.0, ahead)
@@ -175,13 +178,13 @@ def test_a_node_whose_clock_is_set_otherwise_changes_nothing_but_its_offset(own,
     assert moved == pytest.approx(ahead, abs=1e-5)
 
 
-def test_offsets_come_from_the_shortest_transfers_and_follow_a_clock_that_drifts():
+def test_clock_offsets_use_the_shortest_transfers_and_follow_drift():
     steps = training({0: STEADY, 1: STEADY}, steps=200)
     drifts = {}
     for number, step in steps[1].items():
         late = (
             40 if number % 2 else 0
-        )  # every other time the ranks leave one after the other, of a long transfer
+        )  # in every other step the ranks leave a long transfer one after the other
         (e,) = step.together
         ahead = round((5.0 + number * 0.001) * MS)
         drifts[number] = step._replace(
@@ -210,7 +213,7 @@ def rate(sender, receiver, mbit_per_s):
     return LinkRate(sender=sender, receiver=receiver, mb_per_step=2.0, mbit_per_s=mbit_per_s)
 
 
-def test_a_slow_link_is_named_and_not_the_one_whose_acknowledgements_it_holds_back():
+def test_slow_link_is_named_without_links_it_delays():
     ring = (
         rate("a", "d", 800.0),
         rate("b", "a", 100.0),
@@ -225,7 +228,7 @@ def test_a_slow_link_is_named_and_not_the_one_whose_acknowledgements_it_holds_ba
     assert slow_links(ring[:1]) == slow_links((ring[0], ring[3])) == ()
 
 
-def test_a_slow_link_costs_at_most_the_transfer_that_ranks_wait_for():
+def test_slow_link_cost_is_limited_by_the_transfer_time():
     rates = rate("a", "b", 800.0), rate("b", "a", 100.0)
     for transfer, told in ((500.0, 140.0), (60.0, 60.0)):
         (slow,) = found({0: STEADY, 1: STEADY}, rates, transfer=transfer).slow_links
@@ -233,7 +236,7 @@ def test_a_slow_link_costs_at_most_the_transfer_that_ranks_wait_for():
     assert found({0: STEADY, 1: STEADY}, rates, transfer=0.1).slow_links == ()
 
 
-def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
+def test_link_rates_use_bytes_sent_between_two_readings():
     def notes(own, peer, sent, busy):
         looks = ((3, 1000, 2000), (13, 1000 + sent, 2000 + busy))
         return [
@@ -251,8 +254,8 @@ def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
     assert link_rates({0: logs[0][:1], 1: logs[1]}, NODES) == ()
 
 
-def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_link():
-    """Under `diagnose`: its questions to the ranks' store are acknowledged late."""
+def test_link_rates_exclude_steps_without_communication_and_rendezvous_traffic():
+    """Under `diagnose`, requests to the ranks' store are acknowledged late."""
 
     def steps(trial, numbers):
         return [Step(trial, 1, n, 0, 1, 8, 0.0, 0.0, (0,) * len(PARTS)) for n in numbers]
@@ -314,7 +317,7 @@ def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0)
     )
 
 
-def test_two_nodes_whose_processes_have_one_number_are_one_recording_on_one_clock(tmp_path):
+def test_nodes_with_equal_pids_share_one_recording_and_clock(tmp_path):
     write(tmp_path, 0, "a", 5)
     write(tmp_path, 1, "b", 25, ahead_ms=90_000)
     recording = read_recording(tmp_path)
@@ -332,9 +335,7 @@ def test_two_nodes_whose_processes_have_one_number_are_one_recording_on_one_cloc
 @pytest.mark.parametrize(
     ("wall_ms", "words"), [(7_200_000, "2 h ahead of"), (-90_000, "1 min 30 s behind")]
 )
-def test_a_node_on_which_it_is_another_time_of_day_is_told_and_changes_nothing(
-    tmp_path, wall_ms, words
-):
+def test_wrong_wall_clock_of_a_node_is_reported_only(tmp_path, wall_ms, words):
     write(tmp_path, 0, "a", 5)
     write(tmp_path, 1, "b", 25, ahead_ms=90_000, wall_ms=wall_ms)
     recording = read_recording(tmp_path)
@@ -345,7 +346,7 @@ def test_a_node_on_which_it_is_another_time_of_day_is_told_and_changes_nothing(
     assert sentence in diagnose(recording).warnings
 
 
-def test_nothing_is_said_where_a_device_waits_or_a_rank_is_missing(tmp_path):
+def test_nccl_or_a_missing_rank_gives_no_analysis(tmp_path):
     write(tmp_path, 0, "a", 5, backend="nccl")
     write(tmp_path, 1, "b", 25, backend="nccl")
     assert read_recording(tmp_path).together is None
@@ -353,7 +354,7 @@ def test_nothing_is_said_where_a_device_waits_or_a_rank_is_missing(tmp_path):
     assert read_recording(tmp_path).together is None
 
 
-def test_collectives_within_others_and_under_trials_are_left_out():
+def test_nested_collectives_and_trial_steps_are_excluded():
     def span(name, start, end, depth=0):
         return Span(COMMUNICATION, depth, name, 0, start, end)
 

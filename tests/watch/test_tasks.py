@@ -1,4 +1,4 @@
-"""Several `trainpace watch` as the tasks of one srun: one recording, one report."""
+"""Several `trainpace watch` tasks of one srun make one recording and one report."""
 
 import json
 import subprocess
@@ -40,15 +40,15 @@ DDP = """
 """
 
 
-def test_a_task_is_known_by_its_step():
+def test_task_is_read_from_slurm_step_variables():
     assert task_of(STEP) == Task("7.0", 1, 2)
     assert task_of(STEP | {"SLURM_RESTART_COUNT": "2"}).step == "7.0-2"
-    for lacking in STEP:  # a batch script itself has no step
+    for lacking in STEP:  # a batch script does not run in a step
         assert task_of({k: v for k, v in STEP.items() if k != lacking}) is None
     assert task_of(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
-def test_a_folder_is_taken_by_all_tasks_of_one_step(tmp_path):
+def test_folder_belongs_to_the_tasks_of_one_step(tmp_path):
     assert take(tmp_path / "new", Task("7.0", 1, 2))
     assert take(tmp_path / "new", Task("7.0", 0, 2))
     assert not take(tmp_path / "new", Task("7.1", 0, 2))
@@ -56,7 +56,7 @@ def test_a_folder_is_taken_by_all_tasks_of_one_step(tmp_path):
     assert not take(tmp_path / "file", Task("7.0", 0, 2))
 
 
-def test_a_node_is_known_by_the_options_of_torchrun():
+def test_node_is_read_from_torchrun_options():
     node = Task("torchrun-2-nodes", 1, 2, is_node=True)
     for words in (
         "torchrun --nnodes 2 --node-rank 1",
@@ -76,7 +76,7 @@ def test_a_node_is_known_by_the_options_of_torchrun():
         assert node_of((*words.split(), "train.py")) is None
 
 
-def test_a_node_that_is_not_told_its_number_is_known():
+def test_node_without_a_rank_option_is_recognized():
     for words in ("torchrun --nnodes 2 --rdzv-backend c10d", "torchrun --nnodes=2:4"):
         assert is_one_of_unnumbered_nodes((*words.split(), "train.py"))
     for words in (
@@ -88,15 +88,15 @@ def test_a_node_that_is_not_told_its_number_is_known():
         assert not is_one_of_unnumbered_nodes((*words.split(), "train.py"))
 
 
-def test_a_node_records_into_a_folder_once(tmp_path):
+def test_node_can_use_a_folder_only_once(tmp_path):
     nodes = [Task("torchrun-2-nodes", number, 2, is_node=True) for number in (0, 1)]
     assert all(take(tmp_path / "shared", node) for node in nodes)
     assert not any(take(tmp_path / "shared", node) for node in nodes)
 
 
 @pytest.mark.slow
-def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
-    """Both on this machine; neither knows of Slurm."""
+def test_torchrun_on_two_nodes_makes_one_recording(tmp_path):
+    """Both nodes are this machine, without Slurm."""
     command = words_of(tmp_path, "--json")
     at = command.index("--") + 1
     torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
@@ -130,7 +130,7 @@ def words_of(folder, *more):
 
 @pytest.mark.slow
 def test_tasks_record_together_and_the_first_reports(tmp_path, monkeypatch):
-    """Without Slurm: its variables, and torch's for the ranks to meet."""
+    """Slurm's and torch's environment variables are set without Slurm."""
     for key, value in {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -165,7 +165,7 @@ def test_tasks_record_together_and_the_first_reports(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
-def test_srun_watch_on_every_rank_of_a_real_slurm(tmp_path):
+def test_srun_watch_records_every_rank_on_slurm(tmp_path):
     command = words_of(tmp_path, "--json")
     ranks = 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=127.0.0.1 MASTER_PORT=29632; exec "$@"'
     with slurm_cluster.cluster(2, cpus=2):
@@ -177,7 +177,7 @@ def test_srun_watch_on_every_rank_of_a_real_slurm(tmp_path):
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)  # of the first task alone
+    answer = json.loads(done.stdout)  # only the first task prints
     assert [(r["rank"], r["world_size"]) for r in answer["ranks"]] == [(0, 2), (1, 2)]
     assert answer["seen"] == ""
     assert all(r["steps"] > 10 and r["parts_ms"]["communication"] >= 0 for r in answer["ranks"])

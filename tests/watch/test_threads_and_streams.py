@@ -1,4 +1,4 @@
-"""Trainings in threads, in processes that are killed and one after the other; streams of samples; packages wherever they are."""
+"""Tests of training threads, killed processes, iterable datasets and installed packages."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def recorded(folder, text):
     return code, read_recording(folder / "recording").ranks
 
 
-def test_a_training_in_a_thread_is_whole_although_its_process_is_killed_next(tmp_path):
+def test_training_thread_is_complete_although_its_process_is_killed(tmp_path):
     alive = "assert thread not in threading.enumerate() and not thread.is_alive()\n"
     begin = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
     code, (rank,) = recorded(tmp_path, begin + alive + KILL)
@@ -41,7 +41,7 @@ def test_a_training_in_a_thread_is_whole_although_its_process_is_killed_next(tmp
     assert (rank.warm_up + rank.steps, rank.complete) == (12, True)
 
 
-def test_a_worker_of_ray_traces_its_model_before_it_is_killed(tmp_path):
+def test_ray_worker_saves_its_workload_before_it_is_killed(tmp_path):
     worker = f"import sys; sys.argv[0] = {start.RAY_WORKER!r}\n"
     thread = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
     code, _ = recorded(tmp_path, worker + thread + KILL)
@@ -49,7 +49,7 @@ def test_a_worker_of_ray_traces_its_model_before_it_is_killed(tmp_path):
     assert (tmp_path / "recording" / "workload.json").is_file()
 
 
-def test_threads_that_train_one_after_the_other_all_count(tmp_path):
+def test_consecutive_training_threads_all_count(tmp_path):
     code, (rank,) = recorded(
         tmp_path,
         """
@@ -72,20 +72,20 @@ for _ in range(3):
     assert (tmp_path / "recording" / "workload.json").is_file()
 
 
-def test_steps_are_kept_where_the_process_is_killed_a_while_after_the_last(tmp_path):
+def test_steps_are_kept_if_the_process_is_killed_later(tmp_path):
     code, (rank,) = recorded(tmp_path, "train(12)\ntime.sleep(1)\n" + KILL)
     assert code == 128 + 9
     assert (rank.warm_up + rank.steps, rank.complete) == (12, False)
 
 
-def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
+def test_time_between_two_trainings_is_not_counted_as_step_time(tmp_path):
     code, (rank,) = recorded(tmp_path, "train(12)\ntime.sleep(0.5)\ntrain(12)\n")
     assert code == 0
     assert rank.warm_up + rank.steps == 23
     assert rank.parts_ms["other"] < 20
 
 
-def test_an_iterator_of_the_users_own_names_its_loader(tmp_path):
+def test_custom_iterator_is_attributed_to_its_loader(tmp_path):
     code, (rank,) = recorded(
         tmp_path,
         """
@@ -119,11 +119,11 @@ for x in Loader(torch.ones(48, 2), batch_size=4):
         (["a", "b"], 0),
     ],
 )
-def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(item, samples):
+def test_size_of_uncollated_items_counts_samples(item, samples):
     assert size_of_uncollated(item) == samples
 
 
-def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):
+def test_fetch_counts_samples_of_dataset_batches(tmp_path):
     fetched = []
     recorder = SimpleNamespace(
         spans_on=True, thread=loaders.get_ident(), log=SimpleNamespace(fetch=fetched.append)
@@ -138,7 +138,7 @@ def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_
     assert [one.samples for one in fetched] == [4, 2]
 
 
-def test_batches_of_ray_data_are_waited_for(tmp_path):
+def test_waiting_for_ray_data_counts_as_data(tmp_path):
     recorder = Recorder(EventLogWriter(str(tmp_path / "process.trail"), {}))
 
     class Iterable:
@@ -159,20 +159,20 @@ def test_batches_of_ray_data_are_waited_for(tmp_path):
         assert recorder.part != DATA
         assert recorder.fetched_samples == len(batch["x"]) == 4
         recorder.leave(recorder.enters_training(), "model")
-    # one for each batch and one that finds the end, whatever they go through
+    # one per batch and one for the end, also through a generator
     assert entered == [DATA] * 4
     assert recorder.samples == 12
 
 
-def test_code_that_is_known_by_a_bare_name_is_the_scripts(tmp_path, monkeypatch):
-    """As under cProfile, in a folder that is a package."""
+def test_code_with_a_bare_file_name_belongs_to_the_script(tmp_path, monkeypatch):
+    """This happens under cProfile in a folder that is a package."""
     (tmp_path / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     assert not script.is_installed("some_script.py")
     assert script.top_of("/") == "/"
 
 
-def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
+def test_package_with_dist_info_counts_as_installed(tmp_path, monkeypatch):
     beside, own = tmp_path / "beside", tmp_path / "own"
     for folder in (beside, own):
         (folder / "package" / "inner").mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
     assert not script.is_installed(str(own / "package/inner/code.py"))
 
 
-def test_omegaconfs_settings_are_read_without_running_it():
+def test_omegaconf_settings_are_read_without_running_its_code():
     class Node:
         def __init__(self, **held):
             self.__dict__.update(held)

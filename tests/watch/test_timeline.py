@@ -1,3 +1,5 @@
+"""Tests of the timeline of a recording."""
+
 import itertools
 import os
 import random
@@ -39,7 +41,7 @@ def bars(lane):
 # ---- exact expectations
 
 
-def test_training_and_its_workers(tmp_path):
+def test_timeline_shows_training_and_worker_lanes(tmp_path):
     simple_run(tmp_path)
     write_worker(tmp_path, 0, [(95, 105), (105, 112), (118, 121)], pid=201)
     write_worker(tmp_path, 1, [(90, 99)], pid=202)
@@ -67,11 +69,11 @@ def test_training_and_its_workers(tmp_path):
     ]
     assert [b.name for b in training.bars[:4]] == ["next batch", "", "Net<&>", "backward"]
     assert training.ms_of("data") == 8.0
-    assert (worker.kind, worker.label) == ("worker", "worker 0")  # worker 1 had ended before
+    assert (worker.kind, worker.label) == ("worker", "worker 0")  # worker 1 had already ended
     assert bars(worker) == [("fetch", 0, 5), ("fetch", 5, 12), ("fetch", 18, 20)]
 
 
-def test_inner_spans_are_taken_out_of_outer_ones(tmp_path):
+def test_inner_spans_are_subtracted_from_outer_spans(tmp_path):
     spans = [
         ("logging", "print", 3, 4, 1),
         ("forward", "a", 5, 6, 2),
@@ -88,7 +90,7 @@ def test_inner_spans_are_taken_out_of_outer_ones(tmp_path):
     ]
 
 
-def test_an_evaluation_covers_all_in_it_but_checkpoints(tmp_path):
+def test_evaluation_bar_covers_everything_except_checkpoints(tmp_path):
     spans = [
         ("backward", "backward", 1, 3, 0),
         ("data", "next batch", 4, 9, 0),
@@ -113,11 +115,11 @@ def test_an_evaluation_covers_all_in_it_but_checkpoints(tmp_path):
     assert lane.bars[2].name == "evaluation"
 
 
-def test_workers_that_follow_each_other_share_a_row(tmp_path):
+def test_consecutive_workers_share_a_lane(tmp_path):
     simple_run(tmp_path)
     write_worker(tmp_path, 0, [(0, 50)], pid=201)
     write_worker(tmp_path, 0, [(60, 190)], pid=202)
-    write_worker(tmp_path, 0, [(10, 150)], pid=203)  # of another loader, at the same time
+    write_worker(tmp_path, 0, [(10, 150)], pid=203)  # a second loader at the same time
     lanes = timeline_of(tmp_path, range(20)).lanes[1:]
     assert [lane.label for lane in lanes] == ["worker 0", "worker 0 of loader 2"]
     assert [bars(lane) for lane in lanes] == [
@@ -126,7 +128,7 @@ def test_workers_that_follow_each_other_share_a_row(tmp_path):
     ]
 
 
-def test_ranks_of_two_hosts_meet_by_the_wall_clock(tmp_path):
+def test_ranks_of_two_hosts_are_aligned_by_the_wall_clock(tmp_path):
     simple_run(tmp_path, rank=0, pid=100, host="a", clock_ms=500)
     simple_run(tmp_path, rank=1, pid=101, host="b", clock_ms=503)
     simple_run(tmp_path, rank=2, pid=102, host="a", clock_ms=777)  # one host has one clock
@@ -146,28 +148,28 @@ def test_ranks_of_two_hosts_meet_by_the_wall_clock(tmp_path):
     ]
 
 
-def test_a_launcher_is_no_rank(tmp_path):
+def test_launcher_process_has_no_lane(tmp_path):
     write_process(tmp_path, [], [0], pid=99)
     simple_run(tmp_path, rank=0)
     assert len(timeline_of(tmp_path).lanes) == 1
 
 
-# ---- which steps
+# ---- choice of steps
 
 
-def test_the_middle_is_shown(tmp_path):
+def test_middle_steps_are_shown_by_default(tmp_path):
     simple_run(tmp_path, steps=41)
     timeline = timeline_of(tmp_path)
     assert (timeline.first_step, timeline.last_step) == (17, 26)
 
 
-def test_steps_of_an_intervention_are_not(tmp_path):
+def test_intervention_steps_are_not_shown_by_default(tmp_path):
     simple_run(tmp_path, steps=40, trials=[0] * 12 + [2] * 28)
     timeline = timeline_of(tmp_path)
     assert (timeline.first_step, timeline.last_step) == (3, 11)
 
 
-def test_an_unusually_long_step_is_stepped_aside(tmp_path):
+def test_unusually_long_step_is_avoided_by_default(tmp_path):
     bounds = [10 * i + (500 if i > 20 else 0) for i in range(41)]
     spans = [[("forward", "Net", b, b + 1, 0)] for b in bounds]
     write_process(tmp_path, spans, bounds)
@@ -188,21 +190,21 @@ def test_only_consecutive_steps_are_shown(tmp_path):
         timeline_of(tmp_path, range(12, 13))
 
 
-# ---- what is wrong
+# ---- errors
 
 
-def test_a_folder_without_trails(tmp_path):
+def test_folder_without_event_logs_is_rejected(tmp_path):
     with pytest.raises(UnreadableInput, match="holds no recording"):
         timeline_of(tmp_path)
 
 
-def test_a_run_without_steps(tmp_path):
+def test_run_without_steps_is_rejected(tmp_path):
     write_process(tmp_path, [], [0])
     with pytest.raises(TrainpaceError, match="no training step"):
         timeline_of(tmp_path)
 
 
-def test_a_file_that_is_no_trail(tmp_path):
+def test_file_with_a_foreign_format_is_rejected(tmp_path):
     path = simple_run(tmp_path)
     path.write_bytes(b'{"trail": 99}\n')
     with pytest.raises(UnreadableInput, match="version"):
@@ -212,7 +214,7 @@ def test_a_file_that_is_no_trail(tmp_path):
         timeline_of(tmp_path)
 
 
-def test_damage_in_the_middle_is_named(tmp_path):
+def test_damaged_event_log_is_named(tmp_path):
     path = simple_run(tmp_path)
     content = bytearray(path.read_bytes())
     content[content.index(b"\n") + 1] = ord("?")
@@ -221,7 +223,7 @@ def test_damage_in_the_middle_is_named(tmp_path):
         timeline_of(tmp_path)
 
 
-def test_a_trail_without_a_header_is_left_out(tmp_path):
+def test_event_log_without_a_header_is_ignored(tmp_path):
     simple_run(tmp_path)
     (tmp_path / "worker-100-0-300.trail").write_bytes(b"")
     (tmp_path / "process-400-here.trail").write_bytes(b'{"trail": 1, "ro')
@@ -229,7 +231,7 @@ def test_a_trail_without_a_header_is_left_out(tmp_path):
 
 
 @given(share=st.floats(0, 1))
-def test_a_cut_off_trail_is_read_as_far_as_it_goes(tmp_path_factory, share):
+def test_truncated_event_log_is_read_up_to_the_cut(tmp_path_factory, share):
     folder = tmp_path_factory.mktemp("cut")
     path = simple_run(folder, steps=8)
     content = path.read_bytes()
@@ -245,7 +247,7 @@ def test_a_cut_off_trail_is_read_as_far_as_it_goes(tmp_path_factory, share):
         assert len(lane.bars) == 4 * whole
 
 
-# ---- what always holds
+# ---- properties
 
 SPANS = st.lists(
     st.tuples(
@@ -258,7 +260,7 @@ SPANS = st.lists(
 
 
 @given(spans=SPANS)
-def test_stretches_fill_a_step_and_never_overlap(spans):
+def test_charged_intervals_fill_a_step_without_overlap(spans):
     step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, (0,) * len(PARTS))
     stretches = charged(
         step, [Span(part, 0, 1, 0, start, start + length) for part, start, length in spans]
@@ -270,8 +272,8 @@ def test_stretches_fill_a_step_and_never_overlap(spans):
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 6))
-def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, steps):
-    """A recorder with a clock of our own lives through random steps; the timeline must account for the same nanoseconds."""
+def test_charged_intervals_match_the_recorder_totals(tmp_path_factory, seed, steps):
+    """A recorder with a fake clock records random steps. The timeline must match its totals."""
     rng, now = random.Random(seed), [0]
     path = tmp_path_factory.mktemp("trail") / "process-1.trail"
 
@@ -353,7 +355,7 @@ def test_coarser_bars_cover_the_same_time(lengths, dot):
     assert all(b.end_ms - b.start_ms >= dot * 0.999 for b in coarse[:-1])
 
 
-def test_what_does_not_touch_is_not_joined():
+def test_separate_bars_are_not_joined():
     apart = [Bar(part="fetch", name="", start_ms=i, end_ms=i + 0.1) for i in range(3)]
     assert coarsened(apart, 10.0) == apart
 
@@ -383,7 +385,7 @@ for x, y in torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fetch_ms", "compute_ms", "waits"), [(80, 4, True), (8, 40, False)])
-def test_who_waits_for_whom_shows(tmp_path, fetch_ms, compute_ms, waits):
+def test_timeline_shows_whether_training_waits_for_workers(tmp_path, fetch_ms, compute_ms, waits):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     before = {**os.environ, "PYTHONPATH": str(Path(recorder_module.__file__).parents[3])}

@@ -1,4 +1,4 @@
-"""The programme of interventions: what each gives the script, and that ranks agree."""
+"""Tests of the interventions of a diagnosis and of their agreement across ranks."""
 
 import json
 import os
@@ -29,7 +29,7 @@ TRAINING, EVALUATION = torch.utils.data.TensorDataset(torch.zeros(80, 3)), ["an 
 
 
 class Batches:
-    """Stands for a DataLoader's iterator."""
+    """A stand-in for the iterator of a DataLoader."""
 
     _num_workers = _num_yielded = _trainpace_given = 0
     _trainpace_length = None
@@ -77,7 +77,7 @@ def all_of(trials, iterator):
             return given
 
 
-def test_an_epochs_last_small_batch_is_not_the_one_that_is_kept(trials):
+def test_cached_batch_is_not_the_small_last_batch(trials):
     warm_up(trials, Batches(TRAINING, [16, 16, 16, 3]))
     trials.recorder.active_trial = CACHED_BATCH
     assert trials.fetched(Batches(TRAINING, [16]), fetch).shape == (16,)
@@ -85,7 +85,7 @@ def test_an_epochs_last_small_batch_is_not_the_one_that_is_kept(trials):
     assert trials.fetched(Batches(TRAINING, [16]), fetch).shape == (2,)
 
 
-def test_an_evaluation_in_a_block_without_data_ends(trials):
+def test_evaluation_ends_in_a_cached_batch_block(trials):
     training, evaluation = Batches(TRAINING, [16] * 10), Batches(EVALUATION, [5] * 3)
     all_of(trials, Batches(EVALUATION, [5] * 3))
     warm_up(trials, training)
@@ -93,10 +93,10 @@ def test_an_evaluation_in_a_block_without_data_ends(trials):
     assert [len(b) for b in all_of(trials, evaluation)] == [5] * 3
     assert [len(b) for b in all_of(trials, Batches(TRAINING, [16] * 2))] == [
         16
-    ] * 2  # so would one on the same dataset
+    ] * 2  # also if the evaluation uses the training dataset
 
 
-def test_two_loaders_of_a_step_each_give_their_own_again(trials):
+def test_two_loaders_each_repeat_their_own_batch(trials):
     other = object()
     warm_up(trials, Batches(TRAINING, [16] * 4), Batches(other, [8] * 4))
     trials.recorder.active_trial = CACHED_BATCH
@@ -105,13 +105,13 @@ def test_two_loaders_of_a_step_each_give_their_own_again(trials):
 
 
 class Odd:
-    """A batch with whose attributes nothing can be done."""
+    """A batch whose attributes cannot be read."""
 
     def __getattr__(self, name):
         raise KeyError(name)
 
 
-def test_batches_that_cannot_be_copied_are_left_alone(trials):
+def test_batches_that_cannot_be_copied_are_unchanged(trials):
     iterator = Batches(TRAINING, [0] * 10, make=lambda n: Odd())
     warm_up(trials, iterator)
     assert CACHED_BATCH not in [kind for kind, _, _ in trials.programme]
@@ -119,7 +119,7 @@ def test_batches_that_cannot_be_copied_are_left_alone(trials):
     assert isinstance(trials.fetched(iterator, fetch), Odd)
 
 
-def test_dictionaries_of_all_kinds_are_copied(trials):
+def test_dict_subclasses_are_copied(trials):
     def make(n):
         return defaultdict(list, x=torch.zeros(n))
 
@@ -131,7 +131,7 @@ def test_dictionaries_of_all_kinds_are_copied(trials):
     assert given["missing"] == []
 
 
-def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
+def test_skipped_collective_returns_the_usual_type(trials):
     called = []
 
     def all_reduce(*args, **kwargs):
@@ -148,7 +148,7 @@ def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
     assert len(called) == 1
 
 
-def test_all_ranks_do_as_the_first(trials, monkeypatch):
+def test_all_ranks_follow_rank_0(trials, monkeypatch):
     store = torch.distributed.HashStore()
     rank = SimpleNamespace(now=0)
     monkeypatch.setattr(ranks, "process_group", lambda: torch.distributed)
@@ -160,7 +160,7 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     rank.now = 1
     warm_up(
         second, Batches(TRAINING, [3] * 4)
-    )  # too few for fewer still, and it has no data of its own to take away
+    )  # too few samples to reduce, and no remembered batch
     second.remembered.clear()
     assert (second.programme, second.last) == (trials.programme, trials.last)
     assert FEW_SAMPLES in [kind for kind, _, _ in second.last]
@@ -168,7 +168,7 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     monkeypatch.setattr(module, "end", ended.append)
     rank.now = 0
     trials.advance()
-    rank.now, second.deadline_ns = 1, 0  # its own time is up
+    rank.now, second.deadline_ns = 1, 0  # the second rank has reached its deadline
     second.advance()
     assert not ended
     assert second.left == trials.left
@@ -185,7 +185,10 @@ def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
 
 
 def diagnosed(trials, took_ms, budget_s=100.0, **settings):
-    """(trial, steps) of every counted block of a diagnosis, until it ends. took_ms: of a step, by trial and its number."""
+    """Run a diagnosis to its end and return its counted trials, its seconds and its state.
+
+    `took_ms` is a function of trial and step number that returns the step time.
+    """
     t = Trials(
         trials.recorder,
         {**SETTINGS, "rounds": 2, "warm_up_steps": 10, **settings, "budget_s": budget_s},
@@ -213,14 +216,14 @@ def diagnosed(trials, took_ms, budget_s=100.0, **settings):
     return counted, clock / 1e9, t
 
 
-def test_a_quiet_machine_needs_the_rounds_that_were_asked_for(trials):
+def test_quiet_machine_uses_the_requested_rounds(trials):
     counted, _, t = diagnosed(trials, lambda trial, n: 10.0 if trial == CACHED_BATCH else 20.0)
     assert t.rounds_made == 2
     assert counted[:16] == ([PLAIN] * 4 + [CACHED_BATCH] * 4) * 2
     assert FEW_SAMPLES in counted
 
 
-def test_operators_are_not_counted_in_a_step_for_which_there_is_no_time(trials, monkeypatch):
+def test_operators_are_counted_only_if_the_budget_allows(trials, monkeypatch):
     began = []
     monkeypatch.setattr(
         observers,
@@ -233,21 +236,21 @@ def test_operators_are_not_counted_in_a_step_for_which_there_is_no_time(trials, 
         assert bool(began) == counts
 
 
-def test_noise_is_met_by_more_rounds(trials):
+def test_noise_increases_the_number_of_rounds(trials):
     noise = [0.0, 90.0, 10.0, 60.0, 5.0]
     _, _, t = diagnosed(trials, lambda trial, n: 20.0 + noise[n // 6 % 5])
     assert 2 < t.rounds_made <= 8
 
 
-def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
+def test_long_steps_use_fewer_and_shorter_blocks(trials):
     counted, took_s, t = diagnosed(trials, lambda trial, n: 4000.0, warm_up_steps=10, block_steps=8)
     assert 2 <= t.block < 8
     assert t.rounds_made >= 1
-    assert took_s <= 4 + 100 + 2  # the step before the budget begins, and half of one beyond it
+    assert took_s <= 4 + 100 + 2  # one step before the budget starts and half a step after it
     assert {PLAIN, CACHED_BATCH} <= set(counted)
 
 
-def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
+def test_script_under_trials_can_load_its_own_checkpoint(tmp_path):
     written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.trials = trials
@@ -259,14 +262,14 @@ def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_pa
     load = own.load
     own.save({"weight": 1}, written)
     assert not (tmp_path / "best.pt").exists()
-    assert load(written) == load(f=written) == {"weight": 1}  # whichever rank has saved it
+    assert load(written) == load(f=written) == {"weight": 1}  # any rank may have saved it
     for name in ("pretrained.pt", "older.pt"):
         torch.save({"weight": 2}, tmp_path / name)
         assert load(tmp_path / name) == {"weight": 2}
 
 
 @pytest.mark.parametrize("under_trials", [True, False])
-def test_a_schedule_of_so_many_steps_bears_more_of_them_under_trials_alone(under_trials):
+def test_scheduler_accepts_extra_steps_only_under_trials(under_trials):
     class Schedule(torch.optim.lr_scheduler.OneCycleLR):
         pass
 

@@ -1,4 +1,4 @@
-"""A copy to the device that begins by waiting for it is told from one that does not, however it is called."""
+"""Copies to the device that synchronize first are recognized for every call form."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from trainpace.watch.inside import patches
         (("cpu", None, False, True), {}),
     ],
 )
-def test_whether_a_copy_waits_is_found_for_every_way_to_call_it(args, kwargs):
+def test_copies_to_the_device_are_recognized_for_every_call_form(args, kwargs):
     torch.ones(2).to(
         *(("cpu" if arg == "cuda" else arg) for arg in args), **kwargs
-    )  # torch takes it
+    )  # torch accepts this call form
     to_the_device = args[0] == "cuda"
     assert patches._waits_first(torch, "cuda", "to", torch.ones(2), args, kwargs) is to_the_device

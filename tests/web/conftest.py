@@ -1,3 +1,5 @@
+"""Fixtures of the dashboard tests: a data folder, servers and a browser."""
+
 import math
 
 import pytest
@@ -14,7 +16,7 @@ HOSTILE_NAME = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 
 def measured(batch, ms, **fields):
-    """A run of a sweep, with a forecast made before it."""
+    """Return a run of a sweep with an earlier forecast."""
     execution = Execution(micro_batch=batch, precision="amp_bf16", optimizer="adamw")
     return whole_entry(
         execution=execution,
@@ -33,7 +35,7 @@ def measured(batch, ms, **fields):
 
 
 def fill(journal):
-    """Two sweeps with a jump, failed runs, a hostile name."""
+    """Add two sweeps with a jump, failed runs and a hostile name."""
     sweeps = [
         sweep(
             model="timm:resnet50",
@@ -74,7 +76,7 @@ def fill(journal):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """A user's data folder with a journal, a saved workload, a damaged one and a link that leads out."""
+    """Return a data folder with a journal, valid and damaged workloads, and a link out of it."""
     folder = tmp_path_factory.mktemp("data")
     with Journal.open(str(folder / "trainpace" / "journal.db")) as journal:
         fill(journal)
@@ -96,12 +98,12 @@ def server(data):
 
 @pytest.fixture(scope="session")
 def guarded(data):
-    """With a token."""
+    """Serve with a token."""
     with served(data, "--with-token") as running:
         yield running
 
 
-@pytest.fixture(scope="module")  # while it is open, no other of Playwright's can be
+@pytest.fixture(scope="module")  # only one Playwright instance can be open at a time
 def chromium():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:

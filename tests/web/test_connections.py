@@ -1,4 +1,4 @@
-"""Clients that ask nothing, or ask slowly, keep nobody out."""
+"""Idle and slow clients do not block other clients."""
 
 import contextlib
 import socket
@@ -48,7 +48,7 @@ def port(monkeypatch):
 
 
 def ends_within(client, seconds):
-    """How long the server kept the connection."""
+    """Return the seconds until the server closed the connection."""
     begun = time.monotonic()
     client.settimeout(seconds)
     with contextlib.suppress(ConnectionResetError):
@@ -61,13 +61,13 @@ def ends_within(client, seconds):
     "asked",
     [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
 )
-def test_a_connection_that_asks_nothing_more_is_closed(port, asked):
+def test_idle_connection_is_closed(port, asked):
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(asked)
         assert 0.3 < ends_within(client, 10) < 5
 
 
-def test_a_request_that_comes_a_byte_at_a_time_is_closed(port):
+def test_slow_request_is_closed(port):
     with socket.create_connection(("127.0.0.1", port)) as client:
         begun = time.monotonic()
         with contextlib.suppress(ConnectionError):
@@ -77,7 +77,7 @@ def test_a_request_that_comes_a_byte_at_a_time_is_closed(port):
         assert time.monotonic() - begun < 5
 
 
-def test_an_answer_that_nobody_takes_is_dropped(port):
+def test_unread_response_is_dropped(port):
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         time.sleep(2)
@@ -89,7 +89,7 @@ def test_an_answer_that_nobody_takes_is_dropped(port):
         assert 0 < taken < 50_000_000
 
 
-def test_hundreds_that_ask_nothing_leave_room_for_one_that_asks(port, monkeypatch):
+def test_idle_connections_do_not_block_a_request(port, monkeypatch):
     monkeypatch.setattr(web_server, "ASK_S", 60.0)
     with contextlib.ExitStack() as idle:
         for _ in range(400):
@@ -100,7 +100,7 @@ def test_hundreds_that_ask_nothing_leave_room_for_one_that_asks(port, monkeypatc
 
 
 class Held:
-    """What `make_room` looks at."""
+    """The attributes of a connection that `make_room` reads."""
 
     def __init__(self, address, asked, since, free=True):
         self.address, self.cycle, self.free_since_s, self.is_free = (
@@ -115,7 +115,7 @@ class Held:
         self.closed = True
 
 
-def test_who_gives_way():
+def test_make_room_closes_connections_without_a_request_first():
     answering = [Held("a", True, 0, free=False) for _ in range(9)]
     asked = [Held("b", True, 1)]
     never = [Held("c", False, 5), Held("d", False, 4), Held("d", False, 3)]

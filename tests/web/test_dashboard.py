@@ -1,4 +1,4 @@
-"""Every page in a real browser: drawn, without an error, by keyboard alone, for readers of screens."""
+"""Every dashboard page works in a real browser, by keyboard and with a screen reader."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def paths(data):
     return PATHS(sweeps, run)
 
 
-def test_every_page_is_drawn_and_can_be_read(page, data):
+def test_every_page_renders_and_is_accessible(page, data):
     for path, holds in paths(data).items():
         response = page.goto(path)
         assert response.status == 200, path
@@ -47,7 +47,7 @@ def test_every_page_is_drawn_and_can_be_read(page, data):
         assert page.faults == [], path
 
 
-def test_nothing_is_asked_of_any_other_server(page, data, server):
+def test_pages_request_no_other_server(page, data, server):
     asked = []
     page.on("request", lambda r: asked.append(r.url))
     for path in paths(data):
@@ -55,14 +55,14 @@ def test_nothing_is_asked_of_any_other_server(page, data, server):
     assert [url for url in asked if not url.startswith(server.base)] == []
 
 
-def test_hostile_names_are_inert(page):
+def test_hostile_names_are_escaped(page):
     page.goto("/runs?text=script")
     assert page.locator("td", has_text="<script>alert(1)</script>").count() >= 1
     assert page.locator("main script:not([type='application/json'])").count() == 0
     assert page.locator("img").count() == 0
 
 
-def test_filtering_by_keyboard_keeps_the_focus_announces_and_can_be_shared(page):
+def test_keyboard_filter_keeps_focus_and_updates_status_and_url(page):
     page.goto("/runs")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -81,7 +81,7 @@ def test_filtering_by_keyboard_keeps_the_focus_announces_and_can_be_shared(page)
     assert page.locator("#answer tbody tr").count() == 1
 
 
-def test_sorting_and_paging(page):
+def test_table_sorts_and_pages(page):
     page.goto("/runs?model=resnet")
     page.get_by_role("link", name="Step ms").press("Enter")
     page.wait_for_url("**order=fastest")
@@ -100,7 +100,7 @@ def test_sorting_and_paging(page):
     assert page.locator("tbody tr td:nth-child(3)").all_inner_texts() == first
 
 
-def test_two_runs_are_chosen_and_compared_by_keyboard(page):
+def test_two_runs_can_be_compared_by_keyboard(page):
     page.goto("/runs?model=resnet")
     page.locator("input[name=b]").nth(3).focus()
     page.keyboard.press("Space")
@@ -110,7 +110,7 @@ def test_two_runs_are_chosen_and_compared_by_keyboard(page):
     assert "time a step than A" in page.locator(".verdict").inner_text()
 
 
-def test_sliders_change_the_answer_and_the_address(page):
+def test_sliders_update_the_forecast_and_the_url(page):
     page.goto("/whatif?model=little+transformer&precision=bf16")
     before = page.locator(".cards").inner_text()
     slider = page.get_by_role("slider", name="Batch of one GPU, slider")
@@ -135,7 +135,7 @@ def test_sliders_change_the_answer_and_the_address(page):
     assert page.locator("figure.chart canvas").count() == 1
 
 
-def test_a_value_that_cannot_be_is_said_in_place(page):
+def test_invalid_value_shows_an_error_in_place(page):
     page.goto("/whatif?model=little+transformer&precision=bf16")
     page.locator("#f-batch").fill("0")
     until(page, "document.querySelector('#answer .verdict.no') !== null")
@@ -145,7 +145,7 @@ def test_a_value_that_cannot_be_is_said_in_place(page):
     page.faults[:] = [fault for fault in page.faults if "400" not in fault]
 
 
-def test_it_works_without_scripts(chromium, server):
+def test_pages_work_without_javascript(chromium, server):
     context = chromium.new_context(java_script_enabled=False, base_url=server.base)
     page = context.new_page()
     page.goto("/runs")
@@ -160,7 +160,7 @@ def test_it_works_without_scripts(chromium, server):
     context.close()
 
 
-def test_a_narrow_screen_scrolls_tables_and_not_the_page(chromium, server):
+def test_narrow_screen_does_not_scroll_the_page_sideways(chromium, server):
     context = chromium.new_context(base_url=server.base, viewport={"width": 380, "height": 800})
     page = context.new_page()
     for path in ("/runs", "/whatif?model=little+transformer&precision=bf16", "/score"):
@@ -169,7 +169,7 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(chromium, server):
     context.close()
 
 
-def test_twins_say_what_pages_say(server, data):
+def test_every_page_has_a_documented_json_version(server, data):
     for path in paths(data):
         address, _, query = path.partition("?")
         with urllib.request.urlopen(f"{server.base}{address}.json?{query}") as response:
@@ -179,7 +179,7 @@ def test_twins_say_what_pages_say(server, data):
         assert re.fullmatch(r"\w+(Page|Answer)", found["record"])
 
 
-def test_the_token_opens_the_pages_in_a_browser(chromium, guarded):
+def test_token_unlocks_the_pages_in_a_browser(chromium, guarded):
     context = chromium.new_context(base_url=guarded.base)
     page = context.new_page()
     assert page.goto("/runs").status == 401
@@ -191,6 +191,6 @@ def test_the_token_opens_the_pages_in_a_browser(chromium, guarded):
     context.close()
 
 
-def test_a_built_in_model_needs_no_trace(server):
+def test_built_in_model_is_forecast_without_tracing(server):
     with urllib.request.urlopen(f"{server.base}/whatif.json?model=resnet18") as response:
         assert json.load(response)["forecast"]["step"]["forward_ms"] > 0

@@ -1,4 +1,4 @@
-"""What stops a page: said with its status, in place, and without a traceback for the reader."""
+"""Errors in pages are reported with a status code and without a traceback."""
 
 import asyncio
 import html
@@ -13,8 +13,7 @@ from trainpace.core.errors import UnknownName
 from trainpace.core.records import save
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.verbs.request import fields_of
-from trainpace.web.app import application
-from trainpace.web.render import render
+from trainpace.web.app import application, render
 from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfRequest
 
 
@@ -30,7 +29,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Asks the application without a socket, so that its parts can be replaced."""
+    """A client that calls the application without a socket, so that parts can be replaced."""
 
     def __init__(self, app):
         self._app = app
@@ -52,7 +51,7 @@ class Client:
         async def send(message):
             messages.append(message)
 
-        # in a thread of its own: the browser of other tests has a loop in this one
+        # use another thread, because the browser of other tests runs a loop in this one
         with ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: asyncio.run(self._app(scope, receive, send))).result()
         return Answer(
@@ -65,7 +64,7 @@ def client(journal, tmp_path):
     return Client(application(journal, Models(tmp_path / "workloads"), (), ()))
 
 
-def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
+def test_built_in_models_are_cached_and_never_traced(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "trainpace.workload.workloads.started_isolated",
         lambda *_: pytest.fail("a model was traced"),
@@ -79,7 +78,7 @@ def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
     }
 
 
-def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
+def test_saved_model_beyond_the_list_limit_can_be_selected(client, tmp_path):
     folder = tmp_path / "workloads"
     folder.mkdir()
     save(stacked(), folder / "z.json")
@@ -90,12 +89,12 @@ def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
     assert page.text.count("<option>m0") == MOST_LISTED
     assert (
         "<option selected>z</option>" in page.text
-    )  # or moving a slider would ask for another model
+    )  # otherwise moving a slider would select another model
     with pytest.raises(UnknownName):
         Models(folder).get("y")
 
 
-def test_a_page_that_cannot_be_drawn_is_said_as_every_error(client, monkeypatch, capsys):
+def test_rendering_error_returns_an_error_page_with_500(client, monkeypatch, capsys):
     def failing(name, **values):
         return 1 / 0 if name == "runs.html" else render(name, **values)
 
@@ -107,7 +106,7 @@ def test_a_page_that_cannot_be_drawn_is_said_as_every_error(client, monkeypatch,
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_journal_that_the_database_refuses_is_503(client, journal):
+def test_broken_journal_returns_503(client, journal):
     journal.read(lambda connection: connection.exec_driver_sql("DROP TABLE runs"))
     with pytest.raises(JournalUnusable):
         journal.count()
@@ -124,7 +123,7 @@ def test_run_page_shows_interval_and_forecast(client, journal):
     assert client.get(f"/run?id={none.id}").status == 200
 
 
-def test_addresses_and_inputs_hold_every_digit(client, tmp_path):
+def test_urls_and_inputs_keep_full_precision(client, tmp_path):
     (tmp_path / "workloads").mkdir()
     save(stacked(), tmp_path / "workloads" / "z.json")
     text = client.get(
@@ -136,7 +135,7 @@ def test_addresses_and_inputs_hold_every_digit(client, tmp_path):
         assert f"={number}" in text.partition('data-twin="')[2].partition('"')[0]
 
 
-def test_the_form_has_every_field_of_the_request_with_its_words_and_its_value(client):
+def test_form_shows_every_request_field_with_label_and_value(client):
     page = client.get("/whatif?zero=2&epochs=2.5").text
     form = html.unescape(page[page.index('<form id="sliders"') : page.index("</form>")])
     for name, field in fields_of(WhatIfRequest).items():

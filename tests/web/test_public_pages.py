@@ -1,4 +1,4 @@
-"""The public journal in the dashboard, in a real browser: beside one's own runs, and how far to trust forecasts."""
+"""Tests of the public journal and the accuracy page in a real browser."""
 
 import json
 import urllib.error
@@ -25,7 +25,7 @@ def data(server, address):
         return json.load(response)
 
 
-def test_the_switch_keeps_the_filters(page):
+def test_switching_journals_keeps_the_filters(page):
     page.goto("/runs?model=resnet&precision=amp_bf16")
     page.get_by_role("link", name="Public journal", exact=True).click()
     page.wait_for_url("**/public?model=resnet&precision=amp_bf16")
@@ -35,7 +35,7 @@ def test_the_switch_keeps_the_filters(page):
     assert page.locator("#answer tbody tr").count() == 25
 
 
-def test_public_runs_are_filtered_as_one_types_and_paged(page):
+def test_public_runs_are_filtered_while_typing_and_paged(page):
     page.goto("/public")
     page.locator("#f-device").fill("3090")
     until(page, "location.search.includes('device=3090')")
@@ -48,7 +48,7 @@ def test_public_runs_are_filtered_as_one_types_and_paged(page):
     assert page.locator("#answer tbody tr").count() == 25
 
 
-def test_a_public_run_shows_its_source_and_leads_to_its_accuracy(page):
+def test_public_run_links_to_its_source_and_accuracy(page):
     run = next(r for r in public_runs() if r.forecast_ms and r.url.startswith("https://"))
     page.goto(f"/public_run?id={run.id}")
     facts = page.locator(".facts").inner_text()
@@ -60,7 +60,7 @@ def test_a_public_run_shows_its_source_and_leads_to_its_accuracy(page):
     assert page.locator("#f-card").input_value() == run.device
 
 
-def test_two_public_runs_are_compared(page):
+def test_two_public_runs_can_be_compared(page):
     page.goto("/public?mode=train")
     page.get_by_role("button", name="Compare A with B").click()
     page.wait_for_url("**/compare?a=public*")
@@ -79,7 +79,7 @@ def test_accuracy_is_filtered_by_card_and_kind(page):
     until(page, "location.search.includes('kind=transformers')")
 
 
-def test_the_figures_are_those_of_the_packaged_runs(server):
+def test_accuracy_figures_match_the_packaged_runs(server):
     answer = data(server, "/accuracy.json?card=RTX+3090&fit=not_in_fit")
     chosen = [r for r in public_runs() if r.device == "RTX 3090" and not r.in_fit and r.forecast_ms]
     assert answer["overall"]["not_in_fit"]["n"] == len(chosen)
@@ -93,7 +93,7 @@ def test_the_figures_are_those_of_the_packaged_runs(server):
     )
 
 
-def test_a_card_that_nobody_measured_is_not_there(server):
+def test_accuracy_of_an_unmeasured_card_returns_404(server):
     with pytest.raises(urllib.error.HTTPError) as error:
         data(server, "/accuracy.json?card=Warp+Drive")
     assert error.value.code == 404

@@ -1,4 +1,4 @@
-"""Addresses: what is read is what was asked, and what cannot be is one sentence."""
+"""Queries are parsed into requests, and invalid ones are rejected in one line."""
 
 import pytest
 from hypothesis import given
@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 
 from trainpace.core.execution import PRECISIONS
 from trainpace.web.pages import (
+    BadQuestion,
     CompareQuestion,
     RunQuestion,
     RunsQuestion,
     ScoreQuestion,
     SweepQuestion,
     SweepsQuestion,
+    query_of,
+    read_question,
 )
-from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.whatif import WhatIfRequest
 
 KINDS = (
@@ -49,15 +51,15 @@ whatifs = st.builds(
 
 
 @given(runs | whatifs)
-def test_an_address_says_all_of_the_question(question):
+def test_question_survives_a_round_trip_through_the_query(question):
     assert read_question(type(question), query_of(question)) == question
 
 
-def test_the_address_of_a_plain_question_is_empty():
+def test_default_question_has_an_empty_query():
     assert query_of(RunsQuestion()) == query_of(WhatIfRequest()) == ""
 
 
-def test_fields_that_a_form_leaves_empty_are_not_asked():
+def test_empty_form_fields_are_ignored():
     assert read_question(RunsQuestion, "model=&batch=&precision=&order=") == RunsQuestion()
 
 
@@ -82,7 +84,7 @@ def test_fields_that_a_form_leaves_empty_are_not_asked():
         (RunQuestion, "", "id"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(kind, query, said):
+def test_invalid_query_is_rejected_in_one_line(kind, query, said):
     with pytest.raises(BadQuestion, match=said) as refused:
         read_question(kind, query)
     assert "\n" not in str(refused.value)
@@ -93,7 +95,7 @@ def test_what_cannot_be_is_one_sentence(kind, query, said):
     st.sampled_from(KINDS),
     st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")),
 )
-def test_any_query_string_is_a_question_or_a_sentence(kind, query):
+def test_any_query_string_parses_or_raises_bad_question(kind, query):
     try:
         question = read_question(kind, query)
     except BadQuestion:

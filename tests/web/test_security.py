@@ -1,4 +1,4 @@
-"""Who is answered, and how: over raw sockets, as an attacker would."""
+"""Tests of access control over raw sockets."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def get(server, path, *headers, method="GET", host=None):
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:{}", "localhost:{}", "LOCALHOST", "[::1]:{}", "127.0.0.1:9"]
 )
-def test_a_name_of_loopback_is_answered(server, host):
+def test_loopback_host_is_accepted(server, host):
     assert get(server, "/runs", host=host.format(server.port))[0] == 200
 
 
@@ -67,12 +67,12 @@ def test_a_name_of_loopback_is_answered(server, host):
         "127.0.0.1 evil",
     ],
 )
-def test_any_other_name_is_not(server, host):
-    """DNS rebinding: a page's own name that suddenly means 127.0.0.1."""
+def test_foreign_host_is_rejected(server, host):
+    """DNS rebinding points the name of a foreign page to 127.0.0.1."""
     assert get(server, "/runs", host=host.format(server.port) or " ")[0] in (400, 421)
 
 
-def test_two_hosts_or_none_are_refused(server):
+def test_missing_or_duplicate_host_is_rejected(server):
     assert get(server, "/runs", "Host: localhost")[0] in (400, 421)
     assert raw(server.port, b"GET /runs HTTP/1.0\r\n\r\n").split()[1] in (b"400", b"421")
 
@@ -87,17 +87,17 @@ def test_two_hosts_or_none_are_refused(server):
         "file://",
     ],
 )
-def test_other_origins_are_refused(server, origin):
+def test_foreign_origin_is_rejected(server, origin):
     assert get(server, "/runs.json", f"Origin: {origin}")[0] == 403
 
 
-def test_the_own_origin_is_answered(server):
+def test_own_origin_is_accepted(server):
     assert get(server, "/runs.json", f"Origin: http://127.0.0.1:{server.port}")[0] == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server, site):
-    """Another port of this host is the same site."""
+def test_cross_site_embedding_is_rejected_and_navigation_is_accepted(server, site):
+    """Browsers count another port of the same host as same-site."""
     for mode, destination, status in (
         ("no-cors", "script", 403),
         ("navigate", "iframe", 403),
@@ -114,7 +114,7 @@ def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server, site):
 @pytest.mark.parametrize(
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"]
 )
-def test_only_reading_is_possible(server, method):
+def test_only_get_and_head_are_allowed(server, method):
     status, head, _ = get(server, "/runs", method=method)
     assert status == 405
     assert "allow: get, head" in head
@@ -124,17 +124,17 @@ def test_only_reading_is_possible(server, method):
     "headers",
     [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]],
 )
-def test_bodies_are_refused_before_they_are_read(server, headers):
+def test_request_bodies_are_rejected(server, headers):
     assert get(server, "/runs", *headers)[0] == 413
 
 
-def test_long_addresses_and_heads_are_refused(server):
+def test_long_urls_and_headers_are_rejected(server):
     assert get(server, "/runs?text=" + "a" * 5000)[0] == 414
     assert get(server, "/" + "a" * 1000)[0] == 414
     assert get(server, "/runs", "X-Long: " + "a" * 100_000)[0] in (400, 431)
 
 
-def test_every_answer_has_the_headers(server):
+def test_every_response_has_the_security_headers(server):
     for path in ("/runs", "/runs.json", "/nope", "/static/serve.js", "/whatif?batch=x", "/"):
         head = get(server, path)[1]
         assert (
@@ -168,7 +168,7 @@ def test_every_answer_has_the_headers(server):
         "/static/htmx.LICENSE/..",
     ],
 )
-def test_no_path_leads_to_a_file(server, path):
+def test_static_paths_do_not_escape_their_folder(server, path):
     status, _, body = get(server, path)
     assert status == 404
     assert b"root:" not in body
@@ -187,7 +187,7 @@ def test_no_path_leads_to_a_file(server, path):
         ".",
     ],
 )
-def test_no_model_leads_out_of_the_folder(server, model):
+def test_model_names_do_not_escape_the_workloads_folder(server, model):
     status, _, body = get(server, f"/whatif.json?model={model}")
     assert status == 404
     assert json.loads(body)["record"] == "Error"
@@ -196,17 +196,17 @@ def test_no_model_leads_out_of_the_folder(server, model):
 @pytest.mark.parametrize(
     "model", ["evil.py:task", "timm:resnet50", "transformers:config.json", "torchvision:vgg16"]
 )
-def test_no_spec_that_would_run_code_is_taken(server, model):
+def test_model_specs_that_run_code_are_rejected(server, model):
     assert get(server, f"/whatif.json?model={model}")[0] == 404
 
 
-def test_a_damaged_workload_is_one_sentence_without_its_path(server):
+def test_damaged_workload_error_does_not_reveal_its_path(server):
     status, _, body = get(server, "/whatif.json?model=damaged")
     assert status == 422
     assert str(server.folder) not in body.decode()
 
 
-def test_without_the_token_nothing_is_told(guarded):
+def test_requests_without_the_token_return_401(guarded):
     assert guarded.token
     for path in (
         "/runs",
@@ -223,7 +223,7 @@ def test_without_the_token_nothing_is_told(guarded):
         assert "set-cookie" not in head
 
 
-def test_the_token_is_kept_as_a_cookie_and_leaves_the_address(guarded):
+def test_token_moves_from_the_url_to_a_cookie(guarded):
     status, head, body = get(guarded, f"/runs?model=resnet&token={guarded.token}")
     assert status == 200
     assert b'url=/runs?model=resnet"' in body
@@ -246,7 +246,7 @@ def test_the_token_is_kept_as_a_cookie_and_leaves_the_address(guarded):
 @pytest.mark.parametrize(
     "odd", ['theme={"a":1}', "a=1 2", "a", "name=ä", "", "=", 'a="b', "trainpace_0"]
 )
-def test_other_cookies_of_the_host_do_not_matter(odd):
+def test_other_cookies_are_ignored(odd):
     policy = Policy(frozenset({"localhost"}), "secret", 1)
     own = f"{policy.cookie_name}={policy.cookie_value}"
     for cookies, refused in ((f"{odd}; {own}", False), (f"{own};{odd}", False), (odd, True)):
@@ -262,18 +262,18 @@ def test_other_cookies_of_the_host_do_not_matter(odd):
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/%2f%2fevil.example", "/\\evil.example"])
-def test_the_first_use_leads_nowhere_else(guarded, path):
+def test_token_redirect_stays_on_this_server(guarded, path):
     body = get(guarded, f"{path}?token={guarded.token}")[2].decode("latin-1")
     found = re.search(r'content="0;url=([^"]*)"', body)
     assert found is None or re.match(r"/(?![/\\])", found[1])
 
 
-def test_any_address_but_loopback_needs_a_token():
+def test_non_loopback_address_requires_a_token():
     assert policy_of("127.0.0.1", 1, (), None).token is None
     assert policy_of("::1", 1, (), None).token is None
     assert (
         len(policy_of("127.0.0.1", 1, ("pc.example",), None).token) >= 40
-    )  # a proxy in front, which others reach
+    )  # others may reach the server through a proxy
     assert policy_of("127.0.0.1", 1, ("pc.example",), "given").token == "given"
     for host in ("0.0.0.0", "::", "192.0.2.1", "server.example"):
         policy = policy_of(host, 1, ("pc.example",), None)
@@ -288,7 +288,7 @@ def test_any_address_but_loopback_needs_a_token():
     ]
 
 
-def test_connections_that_ask_nothing_keep_nobody_out(server):
+def test_idle_connections_do_not_block_requests(server):
     with contextlib.ExitStack() as idle:
         for _ in range(MOST_CONNECTIONS + 50):
             idle.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
@@ -299,16 +299,16 @@ def test_connections_that_ask_nothing_keep_nobody_out(server):
     "query",
     ["model=%ED%A0%80", "model=%FF", "model=a%00b", "batch=%EF%BF%BE", "gpu=%ED%B0%80%ED%A0%80"],
 )
-def test_what_is_no_text_in_an_address_is_no_fault_of_the_server(server, query):
+def test_invalid_utf8_in_the_query_is_not_a_server_error(server, query):
     assert get(server, f"/whatif?{query}")[0] in (200, 400, 404)
 
 
-def test_a_taken_port_is_one_sentence(server):
+def test_port_in_use_raises_a_clear_error(server):
     with pytest.raises(TrainpaceError, match="already in use"):
         listening("127.0.0.1", server.port)
 
 
-def test_every_address_needs_a_name(capsys):
+def test_serving_on_all_interfaces_requires_a_name(capsys):
     from trainpace.cli import main
 
     with pytest.raises(SystemExit) as stopped:
@@ -318,7 +318,7 @@ def test_every_address_needs_a_name(capsys):
 
 
 @given(st.binary(max_size=40))
-def test_a_host_is_answered_only_if_it_is_one_of_the_names(host):
+def test_only_configured_host_names_are_accepted(host):
     policy = Policy(frozenset({"localhost"}), None, 1)
     scope = {
         "type": "http",
@@ -332,7 +332,7 @@ def test_a_host_is_answered_only_if_it_is_one_of_the_names(host):
         assert re.fullmatch(rb"(?i)\s*localhost(:\d*)?\s*", host)
 
 
-def test_the_journal_is_only_read(server):
+def test_serving_does_not_modify_the_journal(server):
     file = server.folder / "trainpace" / "journal.db"
     before = file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
     for path in ("/runs", "/score", "/sweeps", "/runs.json?text=x"):

@@ -1,4 +1,4 @@
-"""Adapters and quantised weights: what peft and bitsandbytes make of a model, beside what the trace holds of it."""
+"""Adapters and quantized weights: traces compared with the modules of peft and bitsandbytes."""
 
 import json
 
@@ -75,7 +75,7 @@ def forecast(workload, **changes):
     return Forecaster(workload, Target(A100)).forecast(e)
 
 
-def test_only_adapters_are_trained(traced):
+def test_only_adapter_parameters_are_trained(traced):
     full, lora, nf4 = (traced[name] for name in ("full", "lora", "nf4"))
     assert (lora.trainable_parameters, nf4.trainable_parameters) == (ADAPTERS, ADAPTERS)
     assert lora.parameters == nf4.parameters == full.parameters + ADAPTERS
@@ -89,12 +89,12 @@ def test_only_adapters_are_trained(traced):
     )
 
 
-def test_frozen_weights_have_gradients_of_their_inputs_alone(traced):
+def test_frozen_weights_have_only_input_gradients(traced):
     full, lora = traced["full"], traced["lora"]
     adapters = 2 * 64 * ADAPTERS  # forward: 2 FLOPs a number and token
     assert flops(lora, "forward") == flops(full, "forward") + adapters
     head = 2 * 64 * HIDDEN * WORDS
-    # inputs' gradients of blocks and head; nothing flows to the first block's inputs but through what has adapters
+    # Input gradients of blocks and head. The first block's inputs get gradients only through adapters.
     inputs = 2 * 64 * LAYERS * BLOCK + head
     missing = (
         2 * 64 * 3 * HIDDEN**2 + 2 * 64 * 3 * RANK * HIDDEN
@@ -104,7 +104,7 @@ def test_frozen_weights_have_gradients_of_their_inputs_alone(traced):
 
 
 def half_share(config, how, autocast=False):
-    """The share of products' FLOPs in 16 bits, and bytes that element-wise operators and casts move for a sample."""
+    """Return the share of matmul FLOPs in 16 bits, and the bytes per sample of element-wise operators and casts."""
     o = (
         trace(config, ("half",), Variant("adamw", 64, adaptation=how, autocast=autocast))
         .forms["half"]
@@ -117,8 +117,8 @@ def half_share(config, how, autocast=False):
     return flops[o.half].sum() / flops.sum(), moved
 
 
-def test_adapters_multiply_in_fp32_but_under_autocast_or_where_they_are_in_16_bits(config):
-    """PEFT casts an adapter's input to the adapter's dtype; autocast casts it back for the product."""
+def test_adapter_matmuls_run_in_fp32_without_autocast(config):
+    """PEFT casts an adapter's input to the adapter's dtype; autocast casts it back for the matmul."""
     alone, moved = half_share(config, Adaptation("lora", RANK))
     assert alone < 1.0
     under_autocast, _ = half_share(config, Adaptation("lora", RANK), autocast=True)
@@ -127,8 +127,8 @@ def test_adapters_multiply_in_fp32_but_under_autocast_or_where_they_are_in_16_bi
     assert least < moved  # no casts
 
 
-def test_a_model_prepared_for_training_in_4_bits_has_activations_in_fp32(config):
-    """peft.prepare_model_for_kbit_training casts what is not quantised to fp32, and with it what flows between the layers."""
+def test_kbit_preparation_keeps_activations_in_fp32(config):
+    """peft.prepare_model_for_kbit_training casts unquantized weights to fp32, and thereby the activations between layers."""
     plain, moved = half_share(
         config, Adaptation("lora", RANK, weights="nf4", fp32_weights="none"), autocast=True
     )
@@ -137,7 +137,7 @@ def test_a_model_prepared_for_training_in_4_bits_has_activations_in_fp32(config)
     assert more > 1.2 * moved
 
 
-def test_weights_in_4_bits_take_half_a_byte_and_their_scales(traced):
+def test_4_bit_weights_take_half_a_byte_plus_scales(traced):
     rest = 2 * (2 * WORDS * HIDDEN + (2 * LAYERS + 1) * HIDDEN) + 4 * ADAPTERS
     numbers = LAYERS * BLOCK
     plain, double = (traced[name].forms["half"].memory for name in ("nf4", "double"))
@@ -147,18 +147,18 @@ def test_weights_in_4_bits_take_half_a_byte_and_their_scales(traced):
     assert double.parameter_bytes - buffers == rest + numbers / 2 + numbers / 64 + 4 * scales
 
 
-def test_weights_beside_packed_ones_may_stay_in_fp32_and_so_may_what_blocks_hand_on(traced):
+def test_unquantized_weights_and_block_outputs_can_stay_fp32(traced):
     none, norms, peft = (traced[name].forms["half"] for name in ("nf4", "norms", "peft"))
     of_norms, others = (2 * LAYERS + 1) * HIDDEN, 2 * WORDS * HIDDEN
     assert norms.memory.parameter_bytes - none.memory.parameter_bytes == 2 * of_norms
     assert peft.memory.parameter_bytes - none.memory.parameter_bytes == 2 * (of_norms + others)
-    # packed layers give back the format they are given, which is their norm's
+    # Packed layers return the dtype of their input, which is that of the norm.
     hidden = [form.blocks.input_bytes[1] for form in (none, norms, peft)]
     assert hidden == [2 * 64 * HIDDEN, 4 * 64 * HIDDEN, 4 * 64 * HIDDEN]
     assert traced["peft"].adaptation == "LoRA of rank 8 over nf4, all other weights in fp32"
 
 
-def test_gptq_has_a_scale_and_a_zero_for_128_numbers_and_each_rows_group(traced):
+def test_gptq_memory_includes_scales_zeros_and_group_index(traced):
     rest = 2 * (2 * WORDS * HIDDEN + (2 * LAYERS + 1) * HIDDEN) + 4 * ADAPTERS
     numbers, rows = LAYERS * BLOCK, LAYERS * (6 * HIDDEN + WIDE)
     buffers = traced["full"].forms["half"].memory.parameter_bytes - 2 * traced["full"].parameters
@@ -167,7 +167,7 @@ def test_gptq_has_a_scale_and_a_zero_for_128_numbers_and_each_rows_group(traced)
     assert traced["gptq"].parameters == traced["lora"].parameters
 
 
-def test_modules_trained_whole_are_a_copy_beside_the_frozen_one(traced):
+def test_fully_trained_modules_keep_a_frozen_copy(traced):
     lora, whole = traced["lora"], traced["whole"]
     copies = 2 * WORDS * HIDDEN
     assert whole.trainable_parameters == ADAPTERS + copies
@@ -177,7 +177,7 @@ def test_modules_trained_whole_are_a_copy_beside_the_frozen_one(traced):
     assert whole.adaptation == "LoRA of rank 8, embed_tokens and lm_head trained whole"
 
 
-def test_results_come_back_in_fp32_from_under_autocast(traced):
+def test_autocast_outputs_are_cast_to_fp32(traced):
     for name, copies in (("nf4", 1), ("lora", 0)):
         o = traced[name].forms["half"].operators
         casts = [
@@ -190,7 +190,7 @@ def test_results_come_back_in_fp32_from_under_autocast(traced):
         assert sum(casts) == 1 + copies  # the loss takes one
 
 
-def test_autocast_has_the_same_weights_as_16_bits(config):
+def test_quantized_autocast_memory_equals_16_bit_memory(config):
     how = Adaptation("lora", RANK, weights="nf4", fp32_weights="norms")
     workload = trace(config, ("half", "amp", "fp32"), Variant("adamw", 64, adaptation=how))
     half, amp, fp32 = (workload.forms[name].memory for name in ("half", "amp", "fp32"))
@@ -198,7 +198,7 @@ def test_autocast_has_the_same_weights_as_16_bits(config):
     assert (half.peaks == amp.peaks).all()
 
 
-def test_every_product_of_a_quantised_weight_makes_it_first(traced):
+def test_quantized_weights_are_dequantized_before_each_matmul(traced):
     o = traced["nf4"].forms["half"].operators
     made = {
         phase: sum(
@@ -211,7 +211,7 @@ def test_every_product_of_a_quantised_weight_makes_it_first(traced):
     assert made == {
         "forward": 7 * LAYERS,
         "backward": 7 * LAYERS - 3,
-    }  # of the first block's inputs nobody wants gradients
+    }  # The first block's inputs need no gradients.
     i = o.function.index("dequantize_4bit")
     assert o.written_bytes[i, 0] == 2 * o.dims[i, 1, 0]
     for phase in ("forward", "backward"):
@@ -220,7 +220,7 @@ def test_every_product_of_a_quantised_weight_makes_it_first(traced):
     assert int((o.dims[:, GEMM.batch, 0] > 0).sum()) > 0
 
 
-def test_dora_also_takes_norms_of_whole_weights(traced):
+def test_dora_adds_weight_norms(traced):
     assert traced["dora"].trainable_parameters == ADAPTERS + LAYERS * (
         4 * HIDDEN + 2 * WIDE + HIDDEN
     )
@@ -228,20 +228,20 @@ def test_dora_also_takes_norms_of_whole_weights(traced):
     assert forecast(traced["dora"]).step.forward_ms > forecast(traced["lora"]).step.forward_ms
 
 
-def test_sharding_gathers_what_is_kept_and_exchanges_what_is_trained(traced):
+def test_zero_reduces_only_trained_gradients_and_states(traced):
     full, lora, nf4 = (
         forecast(traced[name], zero_stage=3, accumulation=2) for name in ("full", "lora", "nf4")
     )
     assert nf4.memory.parameters_gib < 0.6 * lora.memory.parameters_gib
     assert lora.memory.optimizer_states_gib < 0.3 * full.memory.optimizer_states_gib
     assert lora.memory.gradients_gib < full.memory.gradients_gib
-    # no fp32 copy of frozen weights
+    # There is no fp32 copy of frozen weights.
     assert forecast(traced["lora"], zero_stage=1).memory.optimizer_states_gib == pytest.approx(
         8 * ADAPTERS / 8 / 2**30, rel=0.01
     )
 
 
-def test_what_the_model_does_not_have_is_refused_by_name(config):
+def test_unknown_adapter_targets_are_rejected_by_name(config):
     with pytest.raises(UnknownName, match=r"qproj.*q_proj"):
         trace(
             config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", targets="qproj"))

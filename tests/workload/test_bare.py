@@ -1,4 +1,4 @@
-"""Copies of models without data, also of those that copy.deepcopy refuses."""
+"""Copies of models without data, including models that copy.deepcopy rejects."""
 
 import threading
 import warnings
@@ -12,7 +12,7 @@ from trainpace.workload.meta import bare, sparse, without_data
 
 
 class Odd(nn.Module):
-    """With a lock, a module of Python, a generator, a function of its own and constants."""
+    """A model with a lock, a Python module, a generator, a function attribute and constants."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Odd(nn.Module):
         return self.act(x)
 
 
-def test_what_deepcopy_refuses_is_shared_and_the_model_is_the_copys_own():
+def test_meta_copy_shares_objects_deepcopy_rejects():
     model = Odd()
     copied, _ = on_meta(model, None)
     assert copied.lock is model.lock
@@ -39,7 +39,7 @@ def test_what_deepcopy_refuses_is_shared_and_the_model_is_the_copys_own():
     assert model.act.__closure__[0].cell_contents is model
 
 
-def test_small_constants_keep_their_values_and_large_ones_are_bare():
+def test_meta_copy_keeps_values_of_small_constants():
     copied, _ = on_meta(Odd(), None)
     assert copied.scale.tolist() == [2.0, 2.0, 2.0]
     assert copied.large.is_meta
@@ -47,7 +47,7 @@ def test_small_constants_keep_their_values_and_large_ones_are_bare():
     assert bare(torch.zeros(3, requires_grad=True)).requires_grad
 
 
-def test_a_computed_weight_is_copied():
+def test_weight_norm_module_is_copied():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = nn.utils.weight_norm(nn.Linear(3, 4))
@@ -57,7 +57,7 @@ def test_a_computed_weight_is_copied():
     assert copied.weight_g.is_meta
 
 
-def test_tied_weights_stay_tied_and_the_optimizer_has_the_copies():
+def test_meta_copy_keeps_tied_weights_and_optimizer_references():
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     model[1].weight = model[0].weight
     optimizer = torch.optim.Adam(model.parameters())
@@ -69,7 +69,7 @@ def test_tied_weights_stay_tied_and_the_optimizer_has_the_copies():
     assert not stepper.state
 
 
-def test_recurrent_and_parametrized_modules_run_as_copies():
+def test_copied_recurrent_and_parametrized_modules_run():
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), nn.ReLU())
     copied, _ = on_meta(model, None)
     assert copied(torch.zeros(2, 3, device="meta")).shape == (2, 3)
@@ -77,14 +77,14 @@ def test_recurrent_and_parametrized_modules_run_as_copies():
     assert rnn._flat_weights[0] is rnn.weight_ih_l0
 
 
-def test_an_open_file_is_not_shared(tmp_path):
+def test_model_with_open_file_is_not_copied(tmp_path):
     model = nn.Linear(2, 2)
     model.log = (tmp_path / "log").open("w")
     with model.log, pytest.raises(TypeError, match="open file"):
         Copier({})(model)
 
 
-def test_a_sparse_matrix_has_as_many_values():
+def test_sparse_matrix_copy_keeps_number_of_values():
     matrix = torch.eye(5).to_sparse()
     with warnings.catch_warnings(action="ignore"):  # rows in this layout are in beta
         rows = matrix.to_sparse_csr()

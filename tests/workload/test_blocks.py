@@ -1,4 +1,4 @@
-"""Repeated blocks of real models: found, divided as Megatron divides them, and their bytes against known formulas."""
+"""Repeated blocks of real models: detected, divided as in Megatron, and their bytes compared with known formulas."""
 
 import json
 import math
@@ -21,7 +21,7 @@ TOKENS, WIDTH, HEADS, LAYERS, WORDS = 64, 48, 4, 6, 97
 
 
 class Block(nn.Module):
-    """A layer of GPT-2, pre-norm, attention by plain products, dropout of all three kinds."""
+    """A pre-norm GPT-2 layer with attention as plain matmuls and all three kinds of dropout."""
 
     def __init__(
         self, fused_qkv=True, parallel=False, gated=False, key_value_heads=HEADS, post_norm=False
@@ -118,7 +118,7 @@ def language(layers=LAYERS, tied=True, recompute=False, **options):
 
 
 def products(traced, phase="forward"):
-    """(n, k): role of the products with a weight."""
+    """Return {(n, k): role} of the matmuls with a weight."""
     table = traced.operators
     return {
         tuple(int(size) for size in table.dims[i, 2:4, 0]): traced.blocks.roles[i]
@@ -132,7 +132,7 @@ def numbers(model):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_parameters_add_up(tied):
+def test_block_and_outside_parameters_sum_to_model(tied):
     model = language(tied=tied)
     _, blocks = blocks_of(model)
     assert (blocks.module, blocks.count, blocks.parameters) == (
@@ -158,7 +158,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("form", ["fp32", "amp"])
-def test_products_are_divided_as_megatron_divides_them(options, form):
+def test_matmuls_are_divided_like_megatron(options, form):
     model = language(**options)
     traced, blocks = blocks_of(model, form)
     assert (blocks.heads, blocks.key_value_heads) == (HEADS, options.get("key_value_heads", HEADS))
@@ -183,7 +183,7 @@ def test_products_are_divided_as_megatron_divides_them(options, form):
         assert by_role["row"] == tokens * (block.out.weight.numel() + block.down.weight.numel())
 
 
-def test_roles_between_the_products():
+def test_operators_between_matmuls_have_tensor_parallel_roles():
     traced, blocks = blocks_of(language())
     table = traced.operators
     role = {}
@@ -218,7 +218,7 @@ def test_roles_between_the_products():
     assert products(traced)[WORDS, WIDTH] == "column"
 
 
-def test_every_operator_is_inside_or_outside():
+def test_every_operator_is_inside_or_outside_blocks():
     traced, blocks = blocks_of(language(), variant=Variant("adamw"))
     table = traced.operators
     assert set(blocks.operator_counts - table.count) | {0} == {0} | set(
@@ -232,9 +232,12 @@ def test_every_operator_is_inside_or_outside():
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_saved_bytes_of_a_layer_are_those_of_the_literature(batch):
-    """Korthikanti et al. 2022 (arXiv:2205.05198): s b h (34 + 5 a s / h) bytes in 16 bits; 10 replicated, 24 divided, and
-    5 a s / h that selective recomputation gives up. Torch saves the mean and deviation of each normalised row besides."""
+def test_saved_bytes_per_layer_match_korthikanti(batch):
+    """Korthikanti et al. 2022 (arXiv:2205.05198): s b h (34 + 5 a s / h) bytes in 16 bits.
+
+    10 are replicated, 24 are divided, and selective recomputation saves 5 a s / h. Torch also saves mean and deviation of each
+    normalized row.
+    """
     _, blocks = blocks_of(language(), "half")
     unit = TOKENS * batch * WIDTH
     core = 5 * HEADS * TOKENS / WIDTH
@@ -250,7 +253,7 @@ def at(pair, batch):
 
 
 def peak(blocks, batch):
-    """At the head's backward, or when the last block's begins."""
+    """Peak memory at the head's backward pass, or at the start of the last block's."""
     saved = blocks.count * at(blocks.saved_bytes, batch)
     outside, after = at(blocks.outside_saved_bytes, batch), at(blocks.after_saved_bytes, batch)
     head = outside + at(blocks.after_working_bytes, batch)
@@ -259,7 +262,7 @@ def peak(blocks, batch):
 
 @pytest.mark.parametrize("form", ["fp32", "amp", "half"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_bytes_add_up_to_the_peak(form, recompute):
+def test_block_bytes_sum_to_peak_memory(form, recompute):
     traced, blocks = blocks_of(language(recompute=recompute), form)
     for batch in (16, 64):
         gradient, activation = at_peak(traced.memory, batch)
@@ -314,7 +317,7 @@ SIZES = {
         pytest.param("half", marks=pytest.mark.slow),
     ],
 )
-def test_bytes_of_known_models_add_up_to_the_peak(tmp_path, name, form):
+def test_block_bytes_of_known_models_sum_to_peak(tmp_path, name, form):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": name, **SIZES[name]}))
@@ -332,7 +335,7 @@ def test_bytes_of_known_models_add_up_to_the_peak(tmp_path, name, form):
     assert peak(blocks, 64) == pytest.approx(gradient + activation, rel=0.03)
 
 
-def test_recomputed_operators_have_the_roles_of_those_they_repeat():
+def test_recomputed_operators_keep_their_roles():
     plain, _ = blocks_of(language())
     repeated, blocks = blocks_of(language(recompute=True))
     flops = at_batch(repeated.operators.flops, 2) * blocks.operator_counts
@@ -347,13 +350,13 @@ def test_recomputed_operators_have_the_roles_of_those_they_repeat():
         assert 1.1 < flops[rows].sum() / plain_flops[plain_rows].sum() <= 4 / 3
 
 
-def test_inference_has_blocks_too():
+def test_inference_trace_has_blocks():
     _, blocks = blocks_of(language(), variant=Variant(mode="inference"))
     assert blocks.count == LAYERS
     assert blocks.saved_bytes[1] <= blocks.input_bytes[1]
 
 
-def test_the_encoder_of_torch():
+def test_torch_transformer_encoder_has_blocks():
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
     model = nn.Sequential(nn.Linear(8, WIDTH), nn.TransformerEncoder(layer, 5), nn.Linear(WIDTH, 2))
     task = Task(
@@ -379,7 +382,7 @@ def test_the_encoder_of_torch():
 
 
 class Experts(nn.Module):
-    """Alike modules that all get the same input."""
+    """Identical modules that all get the same input."""
 
     def __init__(self):
         super().__init__()
@@ -402,7 +405,7 @@ class Experts(nn.Module):
     ],
     ids=["experts", "two layers", "a small part"],
 )
-def test_no_blocks(model):
+def test_models_without_repeated_layers_have_no_blocks(model):
     task = Task(
         "no blocks",
         model,
@@ -429,7 +432,7 @@ def test_resnet50_has_no_blocks():
     assert trace("resnet50", variant=STEP).forms["fp32"].blocks is None
 
 
-def test_a_chain_of_lone_products_is_not_divided():
+def test_chain_of_single_matmuls_is_not_divided():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(6)))
     assert len(longest_chain(model).modules) == 6
     task = Task(
@@ -447,7 +450,7 @@ def test_a_chain_of_lone_products_is_not_divided():
 
 
 class LowRank(nn.Module):
-    """Queries through a low rank, as DeepSeek's; a gate on the branch; three layers in the other branch."""
+    """Low-rank queries as in DeepSeek, a gate on the branch, and three layers in the other branch."""
 
     def __init__(self):
         super().__init__()
@@ -466,7 +469,7 @@ class LowRank(nn.Module):
         return x + self.third(self.second(self.first(x).relu()).relu())
 
 
-def test_only_the_last_two_products_of_a_branch_are_divided():
+def test_only_last_two_matmuls_of_branch_are_divided():
     traced, _ = blocks_of(Language([LowRank() for _ in range(5)]))
     roles = products(traced)
     assert {size for size, role in roles.items() if role == "column"} == {

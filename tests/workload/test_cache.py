@@ -1,4 +1,4 @@
-"""A model is traced once: the second question finds the trace in the user's cache."""
+"""A model is traced once; later requests read the trace from the user's cache."""
 
 import json
 
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The specs that were traced by a process, in order."""
+    """Return the specs that a process traced, in order."""
     specs, started = [], workloads.started_isolated
 
     def counted(worker, request, *rest):
@@ -38,7 +38,7 @@ def traced(monkeypatch):
     return specs
 
 
-def test_the_second_time_nothing_is_traced_until_something_changes(tmp_path, traced):
+def test_trace_is_cached_until_its_inputs_change(tmp_path, traced):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     spec = f"transformers:{path}"
@@ -52,20 +52,20 @@ def test_the_second_time_nothing_is_traced_until_something_changes(tmp_path, tra
     assert len(traced) == 3
 
 
-def test_a_users_own_file_is_traced_every_time(tmp_path, folder):
+def test_user_files_are_not_cached(tmp_path, folder):
     assert workloads.cache_file(REQUEST | {"spec": f"{tmp_path}/train.py:task"}) is None
     assert workloads.cache_file(REQUEST | {"spec": f"transformers:{tmp_path}/none.json"}) is None
     assert workloads.cache_file(REQUEST).parent == folder
 
 
-def test_the_tracer_itself_is_part_of_the_key(monkeypatch):
+def test_cache_key_includes_the_tracer(monkeypatch):
     before = workloads.cache_file(REQUEST)
     monkeypatch.setattr(workloads, "_tracer", lambda: "changed")
     assert workloads.cache_file(REQUEST) != before
 
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
-def test_a_damaged_trace_is_made_again(folder, traced, content):
+def test_damaged_cache_file_is_traced_again(folder, traced, content):
     file = workloads.cache_file(REQUEST)
     folder.mkdir()
     file.write_bytes(content)
@@ -74,18 +74,18 @@ def test_a_damaged_trace_is_made_again(folder, traced, content):
     assert workloads.from_cache(file, Workload) is not None
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):
+def test_unwritable_cache_folder_is_ignored(folder, tmp_path):
     folder.write_text("a file where the folder should be")
     assert load_workload("resnet18", ("fp32",), SMALL).parameters > 0
 
 
-def test_the_oldest_go_first(folder, monkeypatch):
+def test_cache_size_is_limited(folder, monkeypatch):
     monkeypatch.setattr(workloads, "MOST_KEPT", 2)
     for name in "abc":
         workloads.into_cache(folder / f"{name}.json.gz", "{}")
     assert len(list(folder.iterdir())) == 2
 
 
-def test_off(monkeypatch):
+def test_cache_can_be_disabled(monkeypatch):
     monkeypatch.setenv(workloads.CACHE_FOLDER, workloads.OFF)
     assert workloads.cache_file(REQUEST) is None

@@ -1,4 +1,4 @@
-"""A saved workload is a user's file too: damaged, it is read rightly or refused in one sentence."""
+"""A damaged workload file is read correctly or rejected with a one-line error."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ PATHS = list(paths(DATA))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_damaged_workloads(seed):
+def test_damaged_workload_is_read_or_rejected_in_one_line(seed):
     rng = random.Random(seed)
     for _ in range(20):
         data = copy.deepcopy(DATA)
@@ -76,7 +76,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(("field", "value"), BLOCKS)
-def test_damaged_blocks_are_refused(field, value):
+def test_damaged_blocks_are_rejected(field, value):
     data = copy.deepcopy(DATA)
     records.from_json(json.dumps(data), Workload)
     data["forms"]["half"]["blocks"][field] = value
@@ -85,7 +85,7 @@ def test_damaged_blocks_are_refused(field, value):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_workloads_from_before_blocks_still_load():
+def test_workload_files_without_blocks_still_load():
     data = copy.deepcopy(DATA)
     del data["forms"]["half"]["blocks"]
     assert records.from_json(json.dumps(data), Workload).forms["half"].blocks is None

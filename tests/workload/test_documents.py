@@ -1,4 +1,4 @@
-"""Documents packed into rows, and padded to the longest of a batch."""
+"""Documents packed into rows, or padded to the longest of a batch."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Documents, nearest_multiple
 
 
-def test_best_fit_fills_rows_as_far_as_documents_go_together():
+def test_best_fit_packing_fills_rows():
     row = Documents.of({6: 1, 5: 1, 4: 1, 3: 2, 2: 1}, "here").packed(10)
     assert row.fill == pytest.approx(23 / 30)  # 6 and 4, 5 and 3 and 2, 3
     assert row.documents == 2.0
@@ -15,12 +15,12 @@ def test_best_fit_fills_rows_as_far_as_documents_go_together():
     assert row.cut == 0.0
 
 
-def test_documents_longer_than_a_row_are_cut():
+def test_documents_longer_than_a_row_are_split():
     row = Documents.of({30: 1, 10: 1}, "here").packed(10)
     assert (row.fill, row.documents, row.attended, row.cut) == (1.0, 1.0, 10.0, 0.5)
 
 
-def test_a_batch_is_padded_to_the_longest_of_documents_drawn_at_random():
+def test_padded_length_is_expected_maximum_of_batch():
     documents = Documents.of({10: 500, 20: 300, 100: 200}, "here")
     drawn = (
         np.random.default_rng(0).choice([10, 20, 100], (20_000, 4), p=[0.5, 0.3, 0.2]).max(axis=1)
@@ -30,7 +30,7 @@ def test_a_batch_is_padded_to_the_longest_of_documents_drawn_at_random():
     assert documents.longest_of(10_000, 64) == pytest.approx(64)
 
 
-def test_a_mean_alone_is_taken_to_be_exponentially_distributed():
+def test_mean_length_implies_exponential_distribution():
     documents = Documents.with_mean(600)
     assert documents.mean == pytest.approx(600, rel=0.01)
     row = documents.packed(65536)
@@ -40,7 +40,7 @@ def test_a_mean_alone_is_taken_to_be_exponentially_distributed():
 
 
 @pytest.mark.parametrize("tokens", [32_768, 131_072, 1_048_576])
-def test_long_rows_become_full_where_a_few_documents_stand_for_many(tokens):
+def test_long_rows_fill_up_for_large_data_sets(tokens):
     row = Documents.with_mean(100).packed(tokens)
     assert row.fill == pytest.approx(1.0, abs=1e-3)
     assert row.documents == pytest.approx(tokens / 100, rel=0.01)
@@ -52,7 +52,7 @@ def test_long_rows_become_full_where_a_few_documents_stand_for_many(tokens):
     assert all_of_it.fill == pytest.approx(2000 / tokens)
 
 
-def test_what_is_no_length_is_refused():
+def test_document_lengths_must_be_positive():
     with pytest.raises(TrainpaceError, match="at least one length"):
         Documents.of({0: 5}, "nothing")
     assert [nearest_multiple(n, 32) for n in (1, 47, 49, 64)] == [32, 32, 64, 64]

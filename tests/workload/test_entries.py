@@ -1,4 +1,4 @@
-"""Every kind of thing that a function may return, with the real libraries: the examples, traced in one process of their own."""
+"""Every kind of task return value with the real libraries: the examples, traced in one process."""
 
 import json
 import os
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """{example or configuration: its workload, or the reason why there is none}."""
+    """Return {example or configuration: its workload, or the error message}."""
     folder = tmp_path_factory.mktemp("entries")
     specs = {
         name: f"{ROOT}/examples/tasks/{file}.py:{name}"
@@ -104,7 +104,7 @@ def traced(tmp_path_factory):
 
 
 def products(workload, phase):
-    """FLOPs of matrix products and convolutions a sample."""
+    """FLOPs per sample of matmuls and convolutions."""
     table = workload.forms["amp"].operators
     rows = np.array(
         [
@@ -117,12 +117,12 @@ def products(workload, phase):
     )
 
 
-def test_every_example_and_every_diffusion_model_is_traced(traced):
+def test_all_examples_and_diffusion_models_are_traced(traced):
     assert {name: reason for name, reason in traced.items() if isinstance(reason, str)} == {}
 
 
-def test_a_model_with_its_own_loss(traced):
-    """Llama's products a token: 4 layers of 4 d^2 + 3 d h, the head, and attention, which is causal: half of 4 d T."""
+def test_model_with_own_loss_has_expected_flops(traced):
+    """Llama FLOPs per token: 4 layers of 4 d^2 + 3 d h, the head, and causal attention: half of 4 d T."""
     d, h, tokens, vocabulary, layers = 64, 128, 64, 512, 4
     expected = tokens * (
         layers * (2 * (4 * d * d + 3 * d * h) + 2 * tokens * d) + 2 * d * vocabulary
@@ -132,7 +132,7 @@ def test_a_model_with_its_own_loss(traced):
     assert traced["own_loss"].forms["amp"].blocks.count == layers
 
 
-def test_adapters_leave_the_weights_of_a_model_without_gradients(traced):
+def test_lora_example_has_no_gradients_for_base_weights(traced):
     lora, full = traced["lora"], traced["own_loss"]
     assert lora.trainable_parameters == 4 * 2 * 8 * (64 + 64)
     assert products(lora, "forward") > products(full, "forward")
@@ -140,7 +140,7 @@ def test_adapters_leave_the_weights_of_a_model_without_gradients(traced):
     assert lora.forms["amp"].memory.optimizer_bytes == 8 * lora.trainable_parameters
 
 
-def test_a_trainers_arguments_are_the_tasks_settings_and_are_said(traced):
+def test_trainer_arguments_become_task_settings(traced):
     trainer = traced["trainer"]
     assert trainer.settings == {
         "micro_batch": 4,
@@ -155,7 +155,7 @@ def test_a_trainers_arguments_are_the_tasks_settings_and_are_said(traced):
     )  # the forecast recomputes blocks
 
 
-def test_an_optimizer_of_a_trainer_whose_library_is_missing_is_taken_by_its_name(traced):
+def test_trainer_optimizer_with_missing_library_is_known_by_name(traced):
     by_name = traced["trainer_8bit"]
     assert by_name.optimizer == "adamw_8bit"
     assert not by_name.assumes_optimizer
@@ -165,12 +165,12 @@ def test_an_optimizer_of_a_trainer_whose_library_is_missing_is_taken_by_its_name
     )
 
 
-def test_trls_trainer_on_texts_of_different_lengths(traced):
+def test_trl_trainer_is_traced_at_padded_length(traced):
     sft = traced["sft"]
     assert sft.settings["micro_batch"] == 4
     assert any("vary in size" in note for note in sft.notes)
     assert 30 < sft.sequence_length <= 64
-    # the head is computed again in the backward pass, since its logits are not kept
+    # The backward pass recomputes the head because its logits are not kept.
     d, layers, tokens = 64, 4, sft.sequence_length
     blocks = (
         tokens * (layers * 2 * (4 * d * d + 3 * d * 128)) + layers * 4 * tokens**2 * d
@@ -179,22 +179,22 @@ def test_trls_trainer_on_texts_of_different_lengths(traced):
     assert products(sft, "forward") == pytest.approx(blocks + head, rel=0.01)
 
 
-def test_a_lightning_module_under_automatic_optimisation(traced):
+def test_lightning_automatic_optimization_is_traced(traced):
     classifier = traced["classifier"]
     assert products(classifier, "forward") == 2 * (32 * 64 + 64 * 10)
     assert classifier.settings == {"micro_batch": 64}
     assert not classifier.whole_step
 
 
-def test_manual_optimisation_trains_what_is_toggled(traced):
-    """As the plain GAN, but that the discriminator's weights get no gradients while the generator's loss goes through it."""
+def test_lightning_manual_optimization_trains_toggled_parameters(traced):
+    """Like the plain GAN, but the discriminator's weights get no gradients from the generator's loss."""
     manual, plain = traced["lightning_modules/gan"], traced["several_models/gan"]
     assert manual.whole_step
     assert products(manual, "forward") == products(plain, "forward")
     assert products(plain, "backward") - products(manual, "backward") == 2 * (32 * 64 + 64)
 
 
-def test_frozen_parts_of_a_diffusion_model_have_a_forward_pass_alone(traced):
+def test_frozen_diffusion_parts_have_no_backward(traced):
     model = traced["text_to_image"]
     table = model.forms["amp"].operators
     weights = {
@@ -208,19 +208,19 @@ def test_frozen_parts_of_a_diffusion_model_have_a_forward_pass_alone(traced):
 
 
 @pytest.mark.parametrize("name", ["unet", "sdxl", "dit", "sd3", "flux"])
-def test_diffusion_models_from_their_configuration(traced, name):
+def test_diffusion_models_are_traced_from_configuration(traced, name):
     model = traced[name]
     assert 1.8 < products(model, "backward") / products(model, "forward") < 2.5
     assert model.image_side == (1024 if name == "flux" else 64)
     assert "VAE" in model.notes[0]
 
 
-def test_graphs_are_joined_in_batches_and_their_products_counted(traced):
+def test_graph_batches_have_expected_flops(traced):
     nodes, head = 40, 2 * 128 * 8
     assert products(traced["graphs"], "forward") == 2 * 2 * nodes * (64 * 128 + 128 * 128) + head
 
 
-def test_embeddings_move_the_rows_that_were_looked_up(traced):
+def test_sparse_embeddings_move_only_used_rows(traced):
     recommender = traced["recommender"]
     table = recommender.forms["amp"].operators
     moved = (at_batch(table.read_bytes, 1) + at_batch(table.written_bytes, 1)) * table.count
@@ -232,7 +232,7 @@ def test_embeddings_move_the_rows_that_were_looked_up(traced):
     ("values", "word"),
     [({"a": 1}, "_class_name"), ({"_class_name": "UNet3D"}, "Nearest: UNet2DModel")],
 )
-def test_configurations_that_are_no_known_diffusion_models(tmp_path, monkeypatch, values, word):
+def test_unknown_diffusion_configuration_is_rejected(tmp_path, monkeypatch, values, word):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".zoo"))
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=word):

@@ -1,4 +1,4 @@
-"""Experts: their grouped products are rows with FLOPs, whatever the format; what looks at values is refused by its module's name."""
+"""Mixture-of-experts models: grouped matmuls have FLOPs in every precision; value-dependent modules are rejected by name."""
 
 import json
 
@@ -20,11 +20,11 @@ def product_flops(form, phase, batch=1):
 
 
 @pytest.mark.parametrize("form", ["fp32", "half", "amp"])
-def test_grouped_products_are_counted_forward_and_backward(form):
+def test_grouped_matmuls_are_counted_forward_and_backward(form):
     traced = trace_task(language_task(), (form,), STEP).forms[form]
     each_token = LAYERS * (EXPERTS * WIDTH + CHOSEN * 3 * WIDTH * INNER) + WIDTH * WORDS
     assert product_flops(traced, "forward") == pytest.approx(2 * TOKENS * each_token)
-    # the router's input gets a gradient from the router and from the experts
+    # The router's input gets gradients from the router and from the experts.
     assert product_flops(traced, "backward") == pytest.approx(4 * TOKENS * each_token)
     table = traced.operators
     grouped = [i for i in range(len(table)) if table.function[i] == GROUPED]
@@ -39,11 +39,11 @@ def test_grouped_products_are_counted_forward_and_backward(form):
         (EXPERTS, INNER, WIDTH, each),
     }
     assert {bool(table.half[i]) for i in grouped} == {form != "fp32"}
-    # bf16 has a kernel for all groups, other formats one for each
+    # bf16 has one kernel for all groups, other precisions one per group.
     assert {int(table.launches[i]) for i in grouped} == {1 if form != "fp32" else EXPERTS}
 
 
-def test_blocks_know_their_experts():
+def test_blocks_record_expert_counts_and_bytes():
     blocks = trace_task(language_task(), ("half",), STEP).forms["half"].blocks
     weights = EXPERTS * 3 * WIDTH * INNER
     assert (blocks.experts, blocks.expert_parameters, blocks.tensor_parameters) == (
@@ -53,12 +53,12 @@ def test_blocks_know_their_experts():
     )
     assert blocks.parameters == weights + WIDTH * EXPERTS + EXPERTS + 2 * WIDTH
     assert blocks.dispatched_bytes == (0.0, 2.0 * CHOSEN * TOKENS * WIDTH)
-    # both halves of what the first product writes, activated gate, their product, and what the second writes
+    # Both halves of the first matmul's output, the activated gate, their product, and the second matmul's output.
     assert blocks.expert_saved_bytes == (0.0, 2.0 * CHOSEN * TOKENS * (4 * INNER + WIDTH))
     assert "expert" in blocks.roles
 
 
-def test_a_loop_over_experts_is_refused_by_its_module():
+def test_loop_over_experts_is_rejected_by_module_name():
     with pytest.raises(UserCodeError, match=r"layers\.0\.experts \(Loop\)") as refused:
         trace_task(language_task(Loop), ("half",), STEP)
     assert "grouped_mm" in refused.value.hint
@@ -102,7 +102,7 @@ def configuration(tmp_path, **values):
     return f"transformers:{path}"
 
 
-def test_mixtral_of_transformers(tmp_path):
+def test_mixtral_has_expected_flops(tmp_path):
     pytest.importorskip("transformers")
     traced = trace(
         configuration(tmp_path, **MIXTRAL), ("half",), STEP._replace(sequence_length=TOKENS)
@@ -118,8 +118,8 @@ def test_mixtral_of_transformers(tmp_path):
     assert 'experts_implementation="grouped_mm"' in refused.value.hint
 
 
-def test_a_forward_pass_under_autocast_casts_each_weight_and_no_other(tmp_path):
-    """Without gradients a transposed weight looks like a weight, is gone at once, and another tensor takes its number."""
+def test_autocast_inference_of_experts_finds_all_blocks(tmp_path):
+    """Without gradients, a transposed weight looks like a weight, is freed at once, and another tensor reuses its id."""
     pytest.importorskip("transformers")
     inference = Variant(mode="inference", sequence_length=TOKENS)
     for layers in (LAYERS, 9, 12):
@@ -129,8 +129,8 @@ def test_a_forward_pass_under_autocast_casts_each_weight_and_no_other(tmp_path):
         assert traced.blocks.count == layers
 
 
-def test_latent_attention_of_deepseek(tmp_path):
-    """Queries and keys of 24 numbers, values of 16: flash takes them alike alone."""
+def test_deepseek_latent_attention_has_expected_flops(tmp_path):
+    """Queries and keys have size 24, values size 16; flash attention needs equal sizes."""
     pytest.importorskip("transformers")
     traced = trace(
         configuration(tmp_path, **LATENT), ("half",), STEP._replace(sequence_length=TOKENS)
@@ -151,7 +151,7 @@ def test_latent_attention_of_deepseek(tmp_path):
     assert backward == 2 * scores * (3 * 24 + 2 * 16)
 
 
-def test_sinks_of_gpt_oss_are_inside_a_fused_kernel(tmp_path):
+def test_gpt_oss_sinks_use_fused_attention(tmp_path):
     pytest.importorskip("transformers")
     config = {
         **MIXTRAL,

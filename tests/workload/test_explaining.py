@@ -1,4 +1,4 @@
-"""What is said where tracing stops."""
+"""Error messages for models that cannot be traced."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def raised(model):
 
 
 @pytest.mark.parametrize(("part", "advised"), [(Peeking(), False), (SparseMoeBlock(), True)])
-def test_only_a_mixture_of_experts_gets_advice_about_experts(part, advised):
+def test_only_mixture_of_experts_gets_expert_advice(part, advised):
     model = nn.Sequential(nn.Identity(), part)
     said = str(explained("Net", raised(model), model))
     assert " in 1 (" in said
@@ -32,21 +32,21 @@ def test_only_a_mixture_of_experts_gets_advice_about_experts(part, advised):
 
 
 @pytest.mark.parametrize("name", ["smoe", "homoeopathy", "moved", "Demoer"])
-def test_other_words_are_no_experts(name):
+def test_module_names_resembling_expert_get_no_expert_advice(name):
     model = nn.Module()
     model.add_module(name, Peeking())
     model.forward = getattr(model, name).forward
     assert "xpert" not in str(explained("Net", raised(model), model))
 
 
-def test_a_short_reason_names_the_line():
+def test_short_reason_names_the_source_line():
     error = raised(Peeking())
     assert asks_for_values(error)
     assert "test_explaining.py line" in in_short(error)
     assert in_short(RuntimeError("no.\nmore")).endswith("(no)")
 
 
-def test_a_constructor_of_cpu_tensors_is_explained():
+def test_cpu_tensor_constructor_error_is_explained():
     with pytest.raises(Exception, match="TensorOptions") as caught:
         torch.LongTensor(torch.zeros(3, dtype=torch.long, device="meta"))
     assert "torch.LongTensor" in in_short(caught.value)

@@ -1,4 +1,4 @@
-"""A trace without torch's compiler is the same trace, and whoever needs the compiler gets it."""
+"""A trace without torch's compiler is identical, and code that needs the compiler still gets it."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def traced(spec, form, variant):
     ("spec", "form", "variant"),
     [("resnet18", "amp", Variant()), ("vgg11", "half", Variant("adamw"))],
 )
-def test_the_trace_is_the_same(spec, form, variant):
+def test_trace_without_torch_compiler_is_identical(spec, form, variant):
     assert traced(spec, form, variant).strip() == to_json(trace(spec, (form,), variant))
 
 
@@ -48,5 +48,5 @@ def test_the_trace_is_the_same(spec, form, variant):
         "import importlib.util\nprint(importlib.util.find_spec('torch._dynamo').name == 'torch._dynamo')",
     ],
 )
-def test_whoever_needs_the_compiler_gets_it(code):
+def test_torch_compiler_is_imported_on_demand(code):
     assert in_a_process(code).split()[-1] == "True"

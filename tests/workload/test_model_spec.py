@@ -1,4 +1,4 @@
-"""Model specs are parsed in one place."""
+"""Parsing of model specs."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ from trainpace.workload.workload import PLAIN
         ("x.pyc", "built_in", "x.pyc", ""),
     ],
 )
-def test_parts_of_a_spec(text, kind, name, path):
+def test_spec_is_split_into_kind_name_and_path(text, kind, name, path):
     assert ModelSpec.of(text) == (text, kind, name, path)
 
 
@@ -58,7 +58,7 @@ def test_parts_of_a_spec(text, kind, name, path):
         ("a.py", False, False, False),
     ],
 )
-def test_what_follows_from_the_kind(text, saved, code, checkpointing):
+def test_spec_properties_follow_from_its_kind(text, saved, code, checkpointing):
     spec = ModelSpec.of(text)
     assert (spec.is_saved, spec.runs_code, spec.can_checkpoint) == (saved, code, checkpointing)
     assert spec.has_fixed_length == (saved or code)
@@ -75,11 +75,11 @@ def test_what_follows_from_the_kind(text, saved, code, checkpointing):
         ("timm:resnet50", "timm:resnet50"),
     ],
 )
-def test_the_same_model_with_its_file_elsewhere(text, moved):
+def test_with_path_replaces_file_of_spec(text, moved):
     assert ModelSpec.of(text).with_path("/there") == moved
 
 
-def test_built_in_models_are_torchvisions():
+def test_built_in_models_alias_torchvision_names():
     both = ("resnet50", "torchvision:resnet50")
     assert ModelSpec.of("resnet50").aliases == ModelSpec.of("torchvision:resnet50").aliases == both
     assert ModelSpec.of("timm:resnet50").aliases == ("timm:resnet50",)
@@ -87,14 +87,14 @@ def test_built_in_models_are_torchvisions():
     assert ModelSpec.of("task.py:resnet50").plain_name == "task.py:resnet50"
 
 
-def test_a_workload_in_memory_is_saved_and_has_no_file():
+def test_in_memory_workload_spec_has_no_path():
     workload = packaged_workload("resnet18", ("fp32",), PLAIN)
     spec = ModelSpec.of(workload)
     assert (spec.is_saved, spec.path, spec.text) == (True, "", "resnet18")
     assert spec.in_words != ModelSpec.of("resnet18").in_words
 
 
-def test_parsing_imports_neither_numpy_nor_torch():
+def test_spec_parsing_does_not_import_numpy_or_torch():
     code = (
         "import sys; from trainpace.workload import ModelSpec; ModelSpec.of('a.py:b');"
         " print([name for name in ('numpy', 'torch', 'msgspec') if name in sys.modules])"

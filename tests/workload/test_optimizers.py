@@ -1,4 +1,4 @@
-"""Optimizers by name: states and products of their updates beside the real ones, and what is taken where none is named."""
+"""Optimizers by name: states and update FLOPs compared with the real ones, and the default optimizer."""
 
 import json
 
@@ -24,7 +24,7 @@ WORDS, WIDTH = 300, 96
 
 
 class Small(nn.Module):
-    """A vocabulary, a hidden matrix of 9,216 numbers, a bias of 96, a head."""
+    """A model of an embedding, a hidden matrix of 9,216 values, a bias of 96 and a head."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def update(workload, form="fp32"):
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.filterwarnings("ignore")
-def test_states_are_those_of_the_real_optimizer(name):
+def test_traced_state_bytes_match_real_optimizer(name):
     if OPTIMIZERS[name].library == "transformers":
         pytest.importorskip("transformers")
     model, task = Small(), small_task()
@@ -80,7 +80,7 @@ def test_states_are_those_of_the_real_optimizer(name):
     assert traced(name).forms["fp32"].memory.optimizer_bytes == pytest.approx(real, abs=64)
 
 
-def test_states_in_8_bits_have_a_scale_for_256_numbers_and_small_tensors_keep_32_bits():
+def test_8_bit_states_include_scales_and_skip_small_tensors():
     quantised, bias = 2 * WORDS * WIDTH + WIDTH**2, WIDTH
     scales = 4 * (2 * -(-WORDS * WIDTH // 256) + WIDTH**2 // 256)
     memory = traced("adamw_8bit").forms["fp32"].memory
@@ -92,7 +92,7 @@ def test_states_in_8_bits_have_a_scale_for_256_numbers_and_small_tensors_keep_32
     )
 
 
-def test_states_in_8_bits_are_those_of_bitsandbytes():
+def test_8_bit_state_bytes_match_bitsandbytes():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     model = Small()
     optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())
@@ -108,7 +108,7 @@ def test_states_in_8_bits_are_those_of_bitsandbytes():
     assert traced("adamw_8bit").forms["fp32"].memory.optimizer_bytes == sizes
 
 
-def test_paged_states_are_apart():
+def test_paged_states_are_counted_separately():
     large = nn.Sequential(nn.Embedding(WORDS, 512), nn.Linear(512, WORDS))
     plain, paged = (
         trace_task(small_task(large), ("fp32",), Variant(n)).forms["fp32"].memory
@@ -118,7 +118,7 @@ def test_paged_states_are_apart():
     assert paged.optimizer_bytes + paged.paged_bytes == plain.optimizer_bytes
 
 
-def test_the_products_of_muon_are_those_that_torch_makes():
+def test_muon_update_flops_match_torch():
     model, task = Small(), small_task()
     optimizer = make_optimizer("muon", model)
     task.loss(model, task.make_batch(2)).backward()
@@ -129,7 +129,7 @@ def test_the_products_of_muon_are_those_that_torch_makes():
     assert sum(flops * count for _, _, flops, _, count in products) == counted.get_total_flops() > 0
 
 
-def test_a_quantised_update_reads_everything_and_writes_all_but_the_gradient():
+def test_8_bit_update_reads_all_and_writes_all_but_gradient():
     o = traced("adamw_8bit").forms["fp32"].operators
     i = next(
         i for i, name in enumerate(o.function) if name == "blockwise_update_" and o.count[i] == 2
@@ -143,7 +143,7 @@ def test_a_quantised_update_reads_everything_and_writes_all_but_the_gradient():
     "name", ["sgd", "nadam", "muon", "adafactor", "adafactor_transformers", "paged_lion_8bit"]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_saved_workload_takes_another_optimizer_as_if_it_had_been_traced_with_it(name):
+def test_replacing_optimizer_matches_a_new_trace(name):
     if OPTIMIZERS[name].library == "transformers":
         pytest.importorskip("transformers")
     saved, new = traced("adamw", ("amp", "half")), traced(name, ("amp", "half"))
@@ -158,16 +158,16 @@ def test_a_saved_workload_takes_another_optimizer_as_if_it_had_been_traced_with_
         )
     for batch in (1, 64):
         gib = [forecast(w, micro_batch=batch).memory.allocated_gib for w in (changed, new)]
-        # what is temporary of one tensor is alive beside the next one's, and shapes do not keep their order
+        # Temporaries of consecutive tensors overlap, and the order of shapes is not stored.
         assert gib[0] == pytest.approx(gib[1], rel=0.15 if "adafactor" in name else 1e-6)
 
 
-def test_a_workload_without_shapes_is_refused():
+def test_replacing_optimizer_needs_parameter_shapes():
     with pytest.raises(TrainpaceError, match="without the shapes"):
         with_optimizer(stacked(), "adamw_8bit")
 
 
-def test_an_unknown_optimizer_gets_the_nearest_and_all_that_there_are():
+def test_unknown_optimizer_error_lists_nearest_and_known():
     with pytest.raises(
         UnknownName, match=r"Nearest: .*adamw_8bit.*Known: sgd, .*muon.*paged_lion_8bit"
     ):
@@ -192,11 +192,11 @@ def test_an_unknown_optimizer_gets_the_nearest_and_all_that_there_are():
         ("nobodys", "nobodys"),
     ],
 )
-def test_names_of_other_tools(written, known):
+def test_optimizer_names_of_other_tools_are_recognized(written, known):
     assert optimizer_called(written) == known
 
 
-def test_a_language_model_is_taken_to_be_trained_with_adamw_and_says_so(tmp_path):
+def test_language_models_assume_adamw(tmp_path):
     pytest.importorskip("transformers")
     sizes = {
         "model_type": "gpt2",
@@ -240,14 +240,14 @@ def forecast(workload, **changes):
         ("adafactor", {"zero_stage": 2}, "flat"),
     ],
 )
-def test_what_an_optimizer_cannot_do_is_refused_by_name(name, changes, reason):
+def test_unsupported_optimizer_settings_are_rejected_by_name(name, changes, reason):
     result = forecast(traced(name, ("half",)), **changes)
     assert result.step is None
     assert name in result.reason
     assert reason in result.reason
 
 
-def test_zero_widens_states_of_16_bits_and_leaves_those_of_8():
+def test_zero_keeps_8_bit_states_but_widens_16_bit():
     plain, eight = traced("adamw", ("half",)), traced("adamw_8bit", ("half",))
     weights = plain.forms["half"].memory.parameter_bytes / 2**30
     gib = {
@@ -262,7 +262,7 @@ def test_zero_widens_states_of_16_bits_and_leaves_those_of_8():
     )
 
 
-def test_the_host_updates_lion_with_fewer_bytes_than_adam():
+def test_offloaded_lion_update_is_faster_than_adamw():
     times = [
         forecast(traced(n, ("half",)), zero_stage=1, offload_optimizer=True).step.optimizer_ms
         for n in ("adamw", "lion")

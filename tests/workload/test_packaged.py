@@ -1,4 +1,4 @@
-"""The traces in the package are those that the tracer makes, and a forecast from one imports no torch."""
+"""Packaged traces equal those of the tracer, and a forecast from one does not import torch."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from trainpace.workload.workloads import FOLDER, OPTIMIZERS, VARIANTS
 FORMS = ("fp32", "amp", "half")
 
 
-def test_every_model_of_the_zoo_is_packaged_in_every_variant():
+def test_every_zoo_model_is_packaged_in_every_variant():
     packaged = {file.name.split(".")[0] for file in FOLDER.iterdir()}
     assert packaged == set(MODELS)
     for name in MODELS:
@@ -28,14 +28,14 @@ def test_every_model_of_the_zoo_is_packaged_in_every_variant():
 
 
 @pytest.mark.parametrize("label", VARIANTS)
-def test_a_packaged_workload_is_what_tracing_gives(label):
+def test_packaged_vgg11_matches_a_new_trace(label):
     check_against_a_trace("vgg11", VARIANTS[label])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_every_packaged_workload_is_what_tracing_gives(name):
-    """Where it fails, the tracer, the zoo or torch has changed: `python -m tools zoo-workloads`."""
+def test_every_packaged_workload_matches_a_new_trace(name):
+    """If this fails, the tracer, the zoo or torch has changed: run `python -m tools zoo-workloads`."""
     for label in ("adamw", "inference"):
         check_against_a_trace(name, VARIANTS[label])
 
@@ -44,8 +44,8 @@ def test_every_packaged_workload_is_what_tracing_gives(name):
 @pytest.mark.parametrize(
     "label", [label for label in VARIANTS if label not in ("adamw", "inference")]
 )
-def test_trainings_of_a_model_differ_in_their_optimizer_alone(name, label):
-    """So tracing one of them again says that the others are right, and the smallest model's say it of the optimizers."""
+def test_packaged_variants_differ_only_in_optimizer(name, label):
+    """So tracing one variant again checks the others; the smallest model checks the optimizers."""
     one, other = (
         packaged_workload(name, FORMS, VARIANTS[variant]).forms for variant in ("adamw", label)
     )
@@ -54,7 +54,7 @@ def test_trainings_of_a_model_differ_in_their_optimizer_alone(name, label):
 
 
 def passes(operators):
-    """The rows of the forward and backward pass."""
+    """Rows of the forward and backward pass."""
     rows = [i for i, phase in enumerate(operators.phase) if phase != "optimizer"]
     columns = {name: getattr(operators, name) for name in operators.__struct_fields__}
     return {
@@ -78,7 +78,7 @@ def check_against_a_trace(name, variant):
         ("vgg11", ("fp32",), Variant("adam", mode="inference")),
     ],
 )
-def test_forms_default_settings_and_torchvisions_name_give_the_same_trace(spec, forms, variant):
+def test_packaged_workload_matches_trace_for_equivalent_requests(spec, forms, variant):
     assert records.to_json(packaged_workload(spec, forms, variant)) == records.to_json(
         trace(spec, forms, variant)
     )
@@ -99,18 +99,18 @@ def test_forms_default_settings_and_torchvisions_name_give_the_same_trace(spec, 
         ("vgg16", Variant(cpu=True)),
     ],
 )
-def test_everything_else_is_traced(spec, variant):
+def test_other_requests_have_no_packaged_workload(spec, variant):
     assert packaged_workload(spec, ("fp32",), variant) is None
 
 
-def test_a_mistake_beside_a_built_in_name_is_still_explained():
+def test_sequence_length_for_image_model_is_an_error():
     with pytest.raises(TrainpaceError, match="has no sequence length"):
         load_workload("vgg16", ("fp32",), Variant(sequence_length=8))
 
 
 @pytest.mark.parametrize("batches", ["1:70", "32"])
-def test_a_forecast_by_name_imports_nothing_heavy(tmp_path, batches):
-    """Nor does it start another process, which would import it there."""
+def test_forecast_by_name_imports_no_heavy_package(tmp_path, batches):
+    """It also starts no other process, which could import it there."""
     code = (
         "import json, subprocess, sys\n"
         "subprocess.Popen = None\n"

@@ -1,4 +1,4 @@
-"""Recurrent layers as cuDNN runs them: the products of their definition, and a few kernels a time step."""
+"""Recurrent layers as cuDNN runs them: matmuls of their definition, and a few kernels per time step."""
 
 import pytest
 import torch
@@ -29,18 +29,18 @@ def traced(layer, forms=("fp32",), variant=SGD, batch_first=True):
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 @pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (3, False), (2, True)])
-def test_products_are_those_of_every_gate_layer_and_direction(kind, gates, layers, bidirectional):
+def test_recurrent_flops_cover_gates_layers_and_directions(kind, gates, layers, bidirectional):
     directions = 1 + bidirectional
     inputs = [WIDTH] + [directions * HIDDEN] * (layers - 1)
     workload = traced(kind(WIDTH, HIDDEN, layers, bidirectional=bidirectional, batch_first=True))
     a_token = sum(directions * 2 * gates * HIDDEN * (width + HIDDEN) for width in inputs)
-    first = directions * 2 * gates * HIDDEN * WIDTH  # whose inputs want no gradient
+    first = directions * 2 * gates * HIDDEN * WIDTH  # Its inputs need no gradient.
     assert products(workload, "forward") == STEPS * a_token
     assert products(workload, "backward") == STEPS * (2 * a_token - first)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_time_step_is_two_kernels_and_the_rest_is_one_product(batch_first):
+def test_lstm_launches_two_kernels_per_time_step(batch_first):
     workload = traced(nn.LSTM(WIDTH, HIDDEN, 2, batch_first=batch_first), batch_first=batch_first)
     table = workload.forms["fp32"].operators
     launched = dict.fromkeys(table.phase, 0)
@@ -53,18 +53,18 @@ def test_a_time_step_is_two_kernels_and_the_rest_is_one_product(batch_first):
     assert products(workload, "forward") == STEPS * 2 * 4 * HIDDEN * (WIDTH + 3 * HIDDEN)
 
 
-def test_under_autocast_its_products_run_in_16_bits():
+def test_gru_under_autocast_runs_in_16_bits():
     table = traced(nn.GRU(WIDTH, HIDDEN, batch_first=True), ("amp",)).forms["amp"].operators
     assert {bool(h) for h, k in zip(table.half, table.kind, strict=True) if k == "gemm"} == {True}
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(WIDTH, HIDDEN, proj_size=8, batch_first=True)])
-def test_what_is_not_known_of_cudnn_is_traced_as_torch_defines_it(layer):
+def test_lstm_with_projection_uses_torch_definition(layer):
     on_cpu = traced(layer, variant=Variant("sgd", cpu=True))
     assert products(traced(layer), "forward") == products(on_cpu, "forward") > 0
 
 
-def test_a_cpu_runs_its_own_operators():
+def test_cpu_lstm_uses_no_cudnn_operators():
     workload = traced(nn.LSTM(WIDTH, HIDDEN, batch_first=True), variant=Variant("sgd", cpu=True))
     assert not any(name.startswith("_cudnn") for name in workload.forms["fp32"].operators.function)
     assert products(workload, "forward") == STEPS * 2 * 4 * HIDDEN * (WIDTH + HIDDEN)

@@ -1,4 +1,4 @@
-"""A long chain of alike blocks is traced by five of them, with the same result as whole."""
+"""Tracing five blocks of a long uniform chain gives the same result as tracing all of them."""
 
 import json
 
@@ -63,7 +63,7 @@ DEEPSEEK = SMALL | {  # dense layers, then experts
 
 
 def both(monkeypatch, make):
-    """The workload of a shortened chain, and of the whole one."""
+    """Return the workload of the shortened chain and of the whole one."""
     short = make()
     monkeypatch.setattr(blocks, "SHORTEST_CUT", 10**9)
     return short, make()
@@ -78,7 +78,7 @@ def both(monkeypatch, make):
         (DEEPSEEK, Variant("sgd_momentum", 16)),
     ],
 )
-def test_five_blocks_tell_the_whole_chain(tmp_path, monkeypatch, values, variant):
+def test_trace_of_five_blocks_equals_whole_model(tmp_path, monkeypatch, values, variant):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     short, whole = both(monkeypatch, lambda: trace(f"transformers:{path}", ("amp",), variant))
@@ -119,7 +119,7 @@ def task(blocks):
         ([Residual(i, 0.1 * (i == 6)) for i in range(10)], 10),  # another setting
     ],
 )
-def test_only_a_long_chain_of_the_same_settings_is_shortened(layers, ran):
+def test_only_long_uniform_chains_are_shortened(layers, ran):
     model = task(layers).model
     chain = blocks.shortened(model, longest_chain(model))
     assert (len(chain.modules), chain.length) == (ran, len(layers))
@@ -129,8 +129,8 @@ def test_only_a_long_chain_of_the_same_settings_is_shortened(layers, ran):
     assert len(blocks.idle_parameters(model, chain)) == 2 * (len(layers) - ran)
 
 
-def test_blocks_that_do_something_else_by_themselves_run_whole(monkeypatch):
-    """By a setting that is hidden from view: every second block squares its output."""
+def test_blocks_with_different_behavior_are_traced_whole(monkeypatch):
+    """A hidden setting makes every second block square its output."""
 
     class Hidden(Residual):
         def forward(self, x):
@@ -167,7 +167,7 @@ MAVERICK = SMALL | {  # experts in every second layer
         (MAVERICK, 2, 10),
     ],
 )
-def test_layers_that_take_turns_are_shortened_by_whole_periods(
+def test_alternating_layers_are_shortened_by_whole_periods(
     tmp_path, monkeypatch, values, period, ran
 ):
     pytest.importorskip("transformers")
@@ -195,7 +195,7 @@ def test_layers_that_take_turns_are_shortened_by_whole_periods(
 
 
 @pytest.mark.slow
-def test_blocks_that_take_turns_are_the_mean_of_a_period(tmp_path):
+def test_alternating_block_counts_are_averaged_over_a_period(tmp_path):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MAVERICK))
@@ -222,12 +222,14 @@ def forms(*numbers):
         ((7, 8, 9, 6, 5), None),
     ],
 )
-def test_the_longest_chain_may_take_turns(widths, found):
+def test_longest_chain_can_alternate(widths, found):
     chain = longest_chain(nn.ModuleList(forms(*widths)))
     if found is None:
         assert chain is None
     elif found[1] is None:
-        assert chain is None or chain.period == 1  # no layers take turns by fives
+        assert chain is None or chain.period == 1  # No chain has a period of five.
     else:
         assert (chain.length, chain.period) == found
-    assert longest_chain(nn.Sequential(*forms(8, 9, 8, 9, 8, 9))) is None  # layers of a list alone
+    assert (
+        longest_chain(nn.Sequential(*forms(8, 9, 8, 9, 8, 9))) is None
+    )  # Only layers of a ModuleList count.

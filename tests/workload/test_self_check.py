@@ -1,4 +1,4 @@
-"""The trace holds its products against torch's own count, and refuses what it cannot count."""
+"""The trace compares its FLOPs with torch's own count and rejects operators that it cannot count."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ INFERENCE = Variant(mode="inference")
 
 
 class Applied(nn.Module):
-    """A product that is counted, and one more call on its result."""
+    """A counted matmul and one more call on its result."""
 
     def __init__(self, call):
         super().__init__()
@@ -46,7 +46,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape[0], x.shape[0], dtype=x.dtype, device=x.device)
 
 
-def test_another_librarys_operator_is_refused_by_name_with_its_module():
+def test_unknown_library_operator_is_rejected_with_its_module():
     model = nn.Sequential(nn.Linear(16, 16), Applied(lambda x: planted_product(x)))
     with pytest.raises(TrainpaceError, match=r"planted::product in 1.*trainpace watch"):
         trace_task(task(model), variant=INFERENCE)
@@ -60,7 +60,7 @@ def test_another_librarys_operator_is_refused_by_name_with_its_module():
         (lambda x: torch.linalg.inv(x[:1].T @ x[:1]), "aten::linalg_inv_ex"),
     ],
 )
-def test_a_product_that_no_row_counts_is_refused_by_name(call, name):
+def test_uncounted_matmul_operator_is_rejected_by_name(call, name):
     with pytest.raises(TrainpaceError, match=name):
         trace_task(task(Applied(call)), variant=INFERENCE)
 
@@ -74,12 +74,12 @@ def test_a_product_that_no_row_counts_is_refused_by_name(call, name):
         lambda x: torch.fft.rfft(x).abs(),
     ],
 )
-def test_what_multiplies_no_matrices_is_traced(call):
+def test_operators_without_matmul_are_traced(call):
     model = Applied(lambda x: call(x, dim=-1) if call is torch.cumsum else call(x))
     assert trace_task(task(model), variant=INFERENCE).notes == ()
 
 
-def test_a_wrong_count_gives_a_note_with_the_operator(monkeypatch):
+def test_wrong_flop_count_gives_a_note(monkeypatch):
     def twice(call):
         (row,) = operators._gemm(call)
         return [row._replace(flops=2 * row.flops, dims=(*row.dims[:3], 2 * row.dims[3]))]
@@ -91,7 +91,7 @@ def test_a_wrong_count_gives_a_note_with_the_operator(monkeypatch):
     assert "aten::addmm" in note or "aten::mm" in note
 
 
-def test_grouped_and_transposed_convolutions_agree_with_torch():
+def test_convolution_flops_agree_with_torch():
     model = nn.Sequential(
         nn.Unflatten(1, (4, 2, 2)),
         nn.Conv2d(4, 8, 1, groups=2),

@@ -19,7 +19,7 @@ GPT2 = {
 }
 
 
-def test_one_process_traces_several_lengths_and_each_is_cached(tmp_path, monkeypatch):
+def test_several_lengths_are_traced_in_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINPACE_TRACES", str(tmp_path / "cache"))
     (tmp_path / "gpt2.json").write_text(json.dumps(GPT2))
     spec = f"transformers:{tmp_path}/gpt2.json"
@@ -33,10 +33,10 @@ def test_one_process_traces_several_lengths_and_each_is_cached(tmp_path, monkeyp
     again = load_workloads(spec, ("fp32",), Variant(), (96, 128))
     assert records.to_json(again[96]) == records.to_json(found[96])
     assert started == [2, 1]
-    monkeypatch.setattr(workloads, "started_isolated", None)  # nothing is traced from here on
+    monkeypatch.setattr(workloads, "started_isolated", None)  # No tracing happens from here on.
     assert load_workload(spec, ("fp32",), Variant(sequence_length=128)).sample == "128 tokens"
 
 
-def test_model_with_fixed_length_has_no_others(tmp_path):
+def test_fixed_length_model_rejects_other_lengths(tmp_path):
     with pytest.raises(TrainpaceError, match="sequence length"):
         load_workloads(f"{tmp_path}/train.py:task", ("fp32",), Variant(), (64, 96))

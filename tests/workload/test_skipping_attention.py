@@ -1,4 +1,4 @@
-"""Windows, chunks and block masks: attention counts the keys that are seen where its kernel skips the others."""
+"""Windows, chunks and block masks: attention counts only visible keys if its kernel skips the others."""
 
 import json
 
@@ -31,7 +31,7 @@ MISTRAL = {
 
 
 def attention_rows(form):
-    """(kind, FLOPs of a sample, sizes) of each row of attention."""
+    """Return (kind, FLOPs per sample, sizes) of each attention row."""
     table = form.operators
     chosen = [i for i in range(len(table)) if table.kind[i].startswith("attention")]
     return [(table.kind[i], float(at_batch(table.flops[i], 1)), table.dims[i]) for i in chosen]
@@ -51,17 +51,17 @@ def window(batch, head, query, key):
         (lambda b, h, q, k: torch.zeros(4, device="meta")[q] > k, UNKNOWN),
     ],
 )
-def test_keys_are_counted_in_the_mask(mask, seen):
+def test_keys_seen_is_counted_from_mask(mask, seen):
     assert keys_seen(mask, LENGTH, LENGTH) == pytest.approx(seen)
 
 
-def test_a_long_mask_is_counted_on_some_of_its_queries():
+def test_long_mask_is_counted_on_sampled_queries():
     exact = WINDOW - WINDOW * (WINDOW - 1) / 2 / 100_000
     assert keys_seen(window, 100_000, 1_000) < WINDOW
     assert keys_seen(window, 20_000, 20_000) == pytest.approx(exact, rel=1e-3)
 
 
-def test_a_longer_mask_takes_no_more_positions():
+def test_mask_sampling_is_bounded_for_long_sequences():
     looked_at = []
 
     def counted(batch, head, query, key):
@@ -86,7 +86,7 @@ def mistral(tmp_path, **values):
 
 
 @pytest.mark.parametrize("way", ["flash_attention_2", "flex_attention"])
-def test_a_window_is_skipped_by_kernels_that_can(tmp_path, way):
+def test_sliding_window_reduces_flash_attention_flops(tmp_path, way):
     pytest.importorskip("transformers")
     workload = mistral(tmp_path, attn_implementation=way)
     assert workload.notes == ()
@@ -98,7 +98,7 @@ def test_a_window_is_skipped_by_kernels_that_can(tmp_path, way):
     assert workload.forms["half"].blocks.key_value_heads == 2
 
 
-def test_a_window_saves_nothing_under_a_mask_of_numbers(tmp_path):
+def test_sliding_window_saves_nothing_with_sdpa(tmp_path):
     pytest.importorskip("transformers")
     workload = mistral(tmp_path)
     assert "sdpa" in workload.notes[0]
@@ -146,7 +146,7 @@ def flex_task(model):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("form", ["fp32", "amp"])
 @pytest.mark.parametrize(("mask", "seen"), [(None, LENGTH), (window, SEEN_BY_WINDOW)])
-def test_flex_attention_is_one_kernel_with_its_masks_sparsity(form, compiled, mask, seen):
+def test_flex_attention_flops_follow_mask_sparsity(form, compiled, mask, seen):
     workload = trace_task(flex_task(Flex(mask, compiled)), (form,), STEP)
     rows = {kind: flops for kind, flops, _ in attention_rows(workload.forms[form])}
     assert rows["attention"] == pytest.approx(4.0 * HEADS * LENGTH * seen * SIZE)
@@ -155,7 +155,7 @@ def test_flex_attention_is_one_kernel_with_its_masks_sparsity(form, compiled, ma
 
 
 @pytest.mark.slow
-def test_a_mask_of_documents_is_counted_whole_and_said():
+def test_data_dependent_mask_counts_in_full_with_note():
     documents = torch.zeros(LENGTH, dtype=torch.int64, device="meta")
     model = Flex(lambda b, h, q, k: documents[q] == documents[k])
     workload = trace_task(flex_task(model), ("half",), STEP)
@@ -164,7 +164,7 @@ def test_a_mask_of_documents_is_counted_whole_and_said():
 
 
 @pytest.mark.slow
-def test_flex_attention_is_torchs_own_again_after_a_trace():
+def test_flex_attention_is_restored_after_tracing():
     from torch.nn.attention.flex_attention import flex_attention
 
     code = flex_attention.__code__
@@ -173,7 +173,7 @@ def test_flex_attention_is_torchs_own_again_after_a_trace():
     assert flex_attention.__code__ is code
 
 
-def test_flex_attention_of_older_torch_has_fewer_arguments(monkeypatch):
+def test_flex_attention_of_older_torch_is_supported(monkeypatch):
     """torch 2.6 has no return_aux."""
     from torch.nn.attention import flex_attention as module
 
@@ -200,7 +200,7 @@ def test_flex_attention_of_older_torch_has_fewer_arguments(monkeypatch):
     assert (older.__defaults__, older.__kwdefaults__) == ((None, None, 1.5, False, False), None)
 
 
-def test_tests_of_tensors_by_keyword_are_recorded():
+def test_any_and_all_with_keyword_input_are_traced():
     class Asks(nn.Linear):
         def forward(self, x):
             y = super().forward(x)
@@ -210,7 +210,7 @@ def test_tests_of_tensors_by_keyword_are_recorded():
     assert trace_task(flex_task(Asks(WIDTH, WIDTH)), ("half",), STEP).parameters
 
 
-def test_models_that_mend_numbers_that_are_not_finite_are_traced():
+def test_models_that_repair_non_finite_values_are_traced():
     class Mends(nn.Linear):
         def forward(self, x):
             y = super().forward(x)

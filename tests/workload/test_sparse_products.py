@@ -1,4 +1,4 @@
-"""Products with a sparse matrix are counted by its values."""
+"""Matmuls with a sparse matrix are counted by its stored values."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def task_of(multiply, layout=torch.sparse_coo, learns=False, nodes=NODES):
 @pytest.mark.parametrize(
     "multiply", [torch.spmm, torch.sparse.mm, torch.mm, torch.matmul, lambda a, b: a @ b]
 )
-def test_a_product_is_a_row_of_the_dense_matrix_for_each_value(multiply):
+def test_sparse_matmul_cost_depends_on_nonzeros(multiply):
     table = trace_task(task_of(multiply), only_batch=NODES).form("fp32").operators
     rows = [i for i, name in enumerate(table.function) if name == "sparse_product"]
     assert [table.phase[i] for i in rows] == ["forward", "backward"]
@@ -55,7 +55,7 @@ def test_a_product_is_a_row_of_the_dense_matrix_for_each_value(multiply):
     assert table.written_bytes[rows[0], 0] == NODES * WIDTH * 4
 
 
-def test_sizes_that_do_not_go_together_and_trained_matrices_are_refused():
+def test_sparse_matmul_rejects_wrong_sizes_and_trained_matrices():
     with pytest.raises(TrainpaceError, match="multiply"):
         trace_task(task_of(torch.spmm, nodes=3), only_batch=NODES)
     with pytest.raises(TrainpaceError, match="trained"):

@@ -1,4 +1,4 @@
-"""Model specs through the real child process."""
+"""Model specs traced in the real child process."""
 
 import functools
 import json
@@ -41,7 +41,7 @@ def weighted(weight, out, target):
         (lambda out, target: out.sum(), None),
     ],
 )
-def test_a_loss_has_the_name_of_its_class_or_function(loss, name):
+def test_loss_is_named_after_class_or_function(loss, name):
     assert name_of_loss(loss) == name
 
 
@@ -49,7 +49,7 @@ def test_built_in_tasks_name_their_loss():
     assert build_task("resnet18").loss_name == "cross_entropy"
 
 
-def test_a_function_in_a_file(tmp_path):
+def test_task_function_in_file_is_traced(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(GOOD)
     workload = load_workload(f"{file}:task", ("fp32", "amp"))
@@ -72,7 +72,7 @@ def test_a_function_in_a_file(tmp_path):
         ("RMSprop(model.parameters(), momentum=0.9)", "rmsprop"),
     ],
 )
-def test_an_optimizer_is_named_with_its_momentum(tmp_path, optimizer, name):
+def test_optimizer_name_includes_momentum(tmp_path, optimizer, name):
     file = tmp_path / "mine.py"
     file.write_text(GOOD.replace("SGD(model.parameters(), lr=0.1)", optimizer))
     assert load_workload(f"{file}:task", ("fp32",)).optimizer == name
@@ -94,7 +94,7 @@ def test_an_optimizer_is_named_with_its_momentum(tmp_path, optimizer, name):
         (("def task", "def task("), "SyntaxError"),
     ],
 )
-def test_code_that_is_wrong_is_one_sentence(tmp_path, change, word):
+def test_wrong_task_code_gives_one_line_error(tmp_path, change, word):
     file = tmp_path / "mine.py"
     file.write_text(GOOD.replace(*change))
     with pytest.raises(TrainpaceError) as caught:
@@ -103,14 +103,14 @@ def test_code_that_is_wrong_is_one_sentence(tmp_path, change, word):
     assert "\n" not in str(caught.value)
 
 
-def test_code_that_hangs_is_given_up(tmp_path):
+def test_hanging_task_code_times_out(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(UserCodeError, match="longer than 5 s"):
         load_workload(f"{file}:task", ("fp32",), timeout_s=5)
 
 
-def test_a_trace_that_nobody_waits_for_ends(tmp_path):
+def test_abandoned_trace_process_is_killed(tmp_path):
     file, started = tmp_path / "mine.py", tmp_path / "pid"
     file.write_text(
         f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
@@ -131,7 +131,7 @@ def write_config(tmp_path, **values):
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2}
 
 
-def test_transformers(tmp_path):
+def test_transformers_configuration_is_traced(tmp_path):
     workload = load_workload(write_config(tmp_path, **GPT2), ("amp",), Variant("adamw", 256))
     assert workload.parameters == 53561088
     assert workload.sequence_length == 256
@@ -147,14 +147,14 @@ def test_transformers(tmp_path):
         ({**GPT2, "architectures": ["GPT9"]}, None, "GPT9"),
     ],
 )
-def test_transformers_mistakes(tmp_path, values, length, word):
+def test_invalid_transformers_configurations_are_rejected(tmp_path, values, length, word):
     with pytest.raises(TrainpaceError, match=word):
         load_workload(write_config(tmp_path, **values), ("fp32",), Variant(sequence_length=length))
 
 
 @pytest.mark.slow
-def test_torchvision_and_timm_beside_a_cpu_build():
-    """The optional packages, from the folder that `make test` fills; their ResNet-50 has our operators and FLOPs."""
+def test_torchvision_and_timm_resnet50_match_built_in():
+    """Uses the optional packages that `make test` installs. Their ResNet-50 has the same operators and FLOPs as ours."""
     zoo = ROOT / ".zoo"
     assert (zoo / "timm").is_dir(), "make .zoo/installed"
     code = (

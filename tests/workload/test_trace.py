@@ -1,4 +1,4 @@
-"""Traces of real models: parameters, FLOPs, memory, forms, and what is refused."""
+"""Traces of real models: parameters, FLOPs, memory, precisions and errors."""
 
 import numpy as np
 import pytest
@@ -51,13 +51,13 @@ def flops(workload, batch, phase, form="fp32"):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_of_the_classic_models(name):
+def test_classic_models_have_published_parameter_counts(name):
     with torch.device("meta"):
         assert sum(p.numel() for p in specs.MODELS[name]().parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", GMACS)
-def test_flops_of_the_classic_models(name):
+def test_classic_models_have_published_flops(name):
     workload = trace(name)
     forward = flops(workload, 1, "forward")
     assert forward == pytest.approx(2e9 * GMACS[name], rel=0.02)
@@ -80,12 +80,12 @@ def linear_task(batch_first=True, model=None, loss=None):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 1000])
-def test_affine_coefficients_give_any_batch_exactly(batch):
+def test_affine_coefficients_are_exact_for_any_batch(batch):
     workload = trace_task(linear_task())
     assert flops(workload, batch, "forward") == 2 * batch * (64 * 128 + 128 * 10)
 
 
-def test_memory_of_a_model_that_can_be_counted_by_hand():
+def test_traced_memory_matches_manual_count():
     workload = trace_task(linear_task(), variant=Variant("adamw"))
     memory = workload.forms["fp32"].memory
     parameters = 64 * 128 + 128 + 128 * 10 + 10
@@ -103,7 +103,7 @@ def test_sgd_without_momentum_has_no_state():
     )
 
 
-def test_forms_differ_as_on_cuda():
+def test_precision_forms_differ_as_on_cuda():
     task = linear_task(
         model=nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10))
     )
@@ -130,8 +130,8 @@ def test_forms_differ_as_on_cuda():
     )
 
 
-def test_a_model_may_switch_autocast_off_by_its_tensors_device():
-    """As transformers 4.45 does for rotary positions; torch's autocast knows no meta device."""
+def test_model_can_disable_autocast_by_device_type():
+    """transformers 4.45 does so for rotary positions; torch's autocast does not support the meta device."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -148,8 +148,8 @@ def test_a_model_may_switch_autocast_off_by_its_tensors_device():
     assert torch.autocast.__init__ is before
 
 
-def test_autocast_dtypes_are_those_of_torch():
-    """The same model under torch's own autocast (CPU, the part of the lists that it shares with CUDA)."""
+def test_autocast_dtypes_match_torch():
+    """Compared with torch's own CPU autocast, for the operators that it shares with CUDA."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
     )
@@ -174,7 +174,7 @@ def test_autocast_dtypes_are_those_of_torch():
     assert seen[: len(truth)] == truth
 
 
-def test_fused_attention_and_dropout_inside_python_functions_are_seen():
+def test_fused_attention_and_dropout_are_traced():
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
     task = Task(
         "encoder",
@@ -193,7 +193,7 @@ def test_fused_attention_and_dropout_inside_python_functions_are_seen():
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (4, 3, 16, 8)])
-def test_attention_of_other_than_four_dimensions_is_not_fused(shape):
+def test_attention_without_four_dimensions_is_not_fused(shape):
     layer = nn.Linear(8, 8)
     task = Task(
         "blocks",
@@ -209,7 +209,7 @@ def test_attention_of_other_than_four_dimensions_is_not_fused(shape):
     assert "softmax" in kinds
 
 
-def test_what_a_model_computes_once_and_keeps_is_no_part_of_a_step():
+def test_cached_tensors_are_not_counted_per_step():
     class Cached(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,7 +228,7 @@ def test_what_a_model_computes_once_and_keeps_is_no_part_of_a_step():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_tensors_that_a_model_makes_on_a_device_by_name_are_the_devices(device):
+def test_tensors_created_on_named_device_are_traced(device):
     class Positions(nn.Module):
         def __init__(self):
             super().__init__()
@@ -252,13 +252,13 @@ def test_tensors_that_a_model_makes_on_a_device_by_name_are_the_devices(device):
     assert flops(named, 7, "forward") == pytest.approx(flops(plain, 7, "forward"))
 
 
-def test_weights_that_the_model_does_not_own_are_not_taken_for_constants():
+def test_foreign_weights_in_loss_are_rejected():
     elsewhere = nn.Linear(64, 10)
     with pytest.raises(TrainpaceError, match="weights of a model"):
         trace_task(linear_task(loss=lambda _, batch: elsewhere(batch[0]).sum()))
 
 
-def test_at_its_own_batch_alone_a_model_need_not_be_affine():
+def test_single_batch_trace_allows_non_affine_loss():
     def contrastive(model, batch):
         z = model(batch[0])
         return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
@@ -275,7 +275,7 @@ def test_at_its_own_batch_alone_a_model_need_not_be_affine():
     assert own.forms["fp32"].memory.parameter_bytes == affine.forms["fp32"].memory.parameter_bytes
 
 
-def test_tied_weights_stay_tied():
+def test_traced_tied_weights_count_once():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -309,7 +309,7 @@ def test_frozen_parameters_have_no_gradient():
     assert flops(workload, 1, "backward") < all_flops
 
 
-def test_a_loss_over_all_pairs_is_refused_with_its_operator():
+def test_non_affine_loss_is_rejected():
     def contrastive(model, batch):
         z = model(batch[0])
         return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
@@ -318,7 +318,7 @@ def test_a_loss_over_all_pairs_is_refused_with_its_operator():
         trace_task(linear_task(loss=contrastive))
 
 
-def test_a_model_that_looks_at_values_is_told_to_be_measured():
+def test_value_dependent_model_error_suggests_measure():
     def peeking(model, batch):
         out = model(batch[0]).sum()
         return out if out.item() > 0 else -out
@@ -328,7 +328,7 @@ def test_a_model_that_looks_at_values_is_told_to_be_measured():
     assert "measure" in str(caught.value)
 
 
-def test_a_model_that_raises_is_one_sentence():
+def test_raising_model_gives_one_line_error():
     def broken(model, batch):
         return model(batch[0][:, :3])
 
@@ -338,25 +338,25 @@ def test_a_model_that_raises_is_one_sentence():
     assert "test_trace.py line" in str(caught.value)
 
 
-def test_a_loss_that_is_no_number_is_refused():
+def test_non_scalar_loss_is_rejected():
     with pytest.raises(TrainpaceError, match="Return one number"):
         trace_task(linear_task(loss=lambda model, batch: model(batch[0])))
 
 
 @pytest.mark.parametrize("spec", ["resnet51", "torchvision:", "keras:vgg16", "", ":", "vgg"])
-def test_unknown_specs(spec):
+def test_unknown_model_specs_are_rejected(spec):
     with pytest.raises((UnknownName, TrainpaceError)):
         build_task(spec)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adam", "adamw"])
-def test_optimizers(optimizer):
+def test_every_optimizer_is_traced(optimizer):
     workload = trace_task(linear_task(), variant=Variant(optimizer))
     assert workload.optimizer == optimizer
     assert "optimizer" in workload.forms["fp32"].operators.phase
 
 
-def test_the_users_own_optimizer_is_traced_and_left_alone():
+def test_tracing_does_not_change_user_optimizer():
     task = linear_task()
     own = torch.optim.AdamW(task.model.parameters())
     workload = trace_task(task._replace(optimizer=own))

@@ -1,4 +1,4 @@
-"""What a Trainer's arguments and the dtype of its model say together, with the real libraries."""
+"""Precision from a Trainer's arguments and the dtype of its model, with the real libraries."""
 
 import importlib.util
 from pathlib import Path
@@ -21,12 +21,12 @@ def trainer():
     return as_with_a_gpu(module.trainer)
 
 
-def test_bf16_over_a_model_in_fp32_is_autocast_over_fp32(trainer):
+def test_trainer_bf16_with_fp32_model_is_amp(trainer):
     task = trainer_task("t", trainer)
     assert (task.settings["precision"], task.autocast) == ("amp_bf16", False)
 
 
-def test_bf16_over_a_model_in_bf16_is_autocast_over_16_bits_but_for_what_is_in_fp32(trainer):
+def test_trainer_bf16_with_bf16_model_keeps_fp32_parameters(trainer):
     trainer.model.to(torch.bfloat16)
     norm = next(p for name, p in trainer.model.named_parameters() if "norm" in name)
     norm.data = norm.data.float()

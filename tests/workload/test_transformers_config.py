@@ -1,4 +1,4 @@
-"""Keys of a transformers configuration: each that changes a step is used, or named as one that is not."""
+"""Keys of a transformers configuration: each key that changes a step is used or reported as ignored."""
 
 import json
 
@@ -40,7 +40,7 @@ def notes(spec):
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_the_precision_decides_and_not_the_dtype_of_the_stored_weights(spec, key):
+def test_traced_precision_overrides_stored_dtype(spec, key):
     plain, stored = (
         trace(spec(**values), ("fp32", "amp"), STEP) for values in ({}, {key: "bfloat16"})
     )
@@ -66,11 +66,11 @@ def test_the_precision_decides_and_not_the_dtype_of_the_stored_weights(spec, key
         ({"dtype": 7}, None),
     ],
 )
-def test_the_stored_precision(spec, values, precision):
+def test_stored_precision_is_read_from_configuration(spec, values, precision):
     assert stored_precision(spec(**values)) == precision
 
 
-def test_only_configurations_store_a_precision(tmp_path):
+def test_only_configurations_have_stored_precision(tmp_path):
     assert stored_precision("resnet50") is None
     assert stored_precision(f"transformers:{tmp_path}/none.json") is None
 
@@ -84,12 +84,12 @@ def test_only_configurations_store_a_precision(tmp_path):
         ({"num_layer": 3, "use_cach": True}, "num_layer, use_cach"),
     ],
 )
-def test_a_key_that_changes_nothing_here_is_named(spec, values, words):
+def test_ignored_configuration_key_is_noted(spec, values, words):
     (note,) = notes(spec(**values))
     assert words in note
 
 
-def test_a_downloaded_configuration_needs_no_notes(spec):
+def test_downloaded_configuration_gives_no_notes(spec):
     downloaded = {
         "_name_or_path": "meta-llama/x",
         "torch_dtype": "bfloat16",
@@ -108,7 +108,7 @@ def test_a_downloaded_configuration_needs_no_notes(spec):
     assert notes(spec(**downloaded)) == ()
 
 
-def test_eager_attention_is_traced_as_plain_products(spec):
+def test_eager_attention_is_traced_as_matmuls(spec):
     kinds = [
         trace(spec(**values), ("half",), STEP).forms["half"].operators.kind
         for values in (
@@ -120,12 +120,12 @@ def test_eager_attention_is_traced_as_plain_products(spec):
     assert ["attention" in kind for kind in kinds] == [True, False, True]
 
 
-def test_a_model_without_a_loss_is_refused_with_what_to_name(spec):
+def test_architecture_without_loss_is_rejected_with_suggestion(spec):
     with pytest.raises(TrainpaceError, match=r"LlamaModel.*ForCausalLM"):
         notes(spec(architectures=["LlamaModel"]))
 
 
-def test_keys_and_values_for_generating_are_not_kept_in_training(spec):
+def test_key_value_cache_is_off_in_training(spec):
     with torch.device("meta"):
         task = transformers_task(spec(use_cache=True).partition(":")[2], 32, None, True)
     assert task.model.config.use_cache is False
@@ -137,7 +137,7 @@ def of_class(tmp_path, kind, architecture):
     return f"transformers:{path}"
 
 
-def test_pictures_that_need_more_than_classes_are_refused_by_name(tmp_path):
+def test_unsupported_image_architectures_are_rejected_by_name(tmp_path):
     pytest.importorskip("transformers")
     model = of_class(tmp_path, "segformer", "SegformerForSemanticSegmentation")
     with pytest.raises(
@@ -153,7 +153,7 @@ def test_image_model_has_no_sequence_length(tmp_path):
         transformers_task(path, 128, None, True)
 
 
-def test_what_clip_leaves_out_is_of_a_training_step(tmp_path):
+def test_clip_note_states_omitted_flops_per_step(tmp_path):
     path = of_class(tmp_path, "clip", "CLIPModel").partition(":")[2]
     with torch.device("meta"):
         task = transformers_task(path, 16, None, True)
@@ -168,9 +168,7 @@ def test_what_clip_leaves_out_is_of_a_training_step(tmp_path):
     ("kind", "architecture", "instead"),
     [("falcon", "FalconForCausalLM", "sdpa"), ("gptj", "GPTJForCausalLM", "eager")],
 )
-def test_a_model_without_skipping_attention_takes_what_it_has_and_says_so(
-    tmp_path, kind, architecture, instead
-):
+def test_unsupported_flash_attention_falls_back_with_note(tmp_path, kind, architecture, instead):
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
@@ -196,7 +194,7 @@ def test_a_model_without_skipping_attention_takes_what_it_has_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_model_without_checkpointing_is_refused_in_a_sentence(tmp_path):
+def test_model_without_checkpointing_support_is_rejected(tmp_path):
     pytest.importorskip("transformers")
     model = of_class(tmp_path, "resnet", "ResNetForImageClassification")
     with pytest.raises(TrainpaceError, match="does not support activation checkpointing"):
@@ -237,8 +235,8 @@ def test_encoders_with_decoders_are_traced_in_both_modes(spec, values, mode):
     assert "gemm" in workload.forms["fp32"].operators.kind
 
 
-def test_what_nobody_says_is_assumed_and_said(spec):
-    """AdamW, and 1,024 tokens of the 4,096 that the model takes: before it was SGD, and silent."""
+def test_assumed_optimizer_and_sequence_length_are_noted(spec):
+    """AdamW and 1,024 of the model's 4,096 tokens are assumed. Earlier versions silently assumed SGD."""
     workload = trace(spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant())
     assert workload.optimizer_in_words == "adamw (assumed)"
     assert workload.sequence_length == 1024

@@ -1,4 +1,4 @@
-"""An update is recorded with the first batch size and taken for the others, unless it depends on the batch."""
+"""The update is traced with the first batch size and reused for others, unless it depends on the batch."""
 
 import sys
 
@@ -36,7 +36,7 @@ def task(sparse):
 
 
 @pytest.mark.parametrize(("sparse", "steps"), [(False, 1), (True, 3)])
-def test_updates_are_run_as_often_as_they_must(monkeypatch, sparse, steps):
+def test_optimizer_update_is_traced_again_only_if_sparse(monkeypatch, sparse, steps):
     step, runs = MODULE.step_once, []
     monkeypatch.setattr(MODULE, "step_once", lambda *args: (runs.append(1), step(*args)))
     workload = trace_task(task(sparse), ("fp32",), Variant("sgd"))

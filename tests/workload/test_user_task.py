@@ -1,4 +1,4 @@
-"""What a function in a file may return, how its samples become batches, and the sentences for what it may not."""
+"""Valid return values of a task function, how samples become batches, and the errors for invalid ones."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def file(tmp_path, body):
 
 
 @pytest.mark.parametrize("form", ["dict", "tuple", "alone"])
-def test_a_model_may_return_its_own_loss(tmp_path, form):
+def test_model_can_return_its_own_loss(tmp_path, form):
     workload = trace(
         file(
             tmp_path,
@@ -54,7 +54,7 @@ def test_a_model_may_return_its_own_loss(tmp_path, form):
     assert (workload.parameters, workload.optimizer) == (10, "adam")
 
 
-def test_a_loss_of_samples_that_are_dicts_gets_the_labels_and_the_model_all_else(tmp_path):
+def test_dict_samples_pass_labels_to_loss(tmp_path):
     workload = trace(file(tmp_path, "return named, nn.CrossEntropyLoss(), adam(named), DICTS"))
     assert workload.sample == "x 1 x 4"
     assert (
@@ -65,14 +65,14 @@ def test_a_loss_of_samples_that_are_dicts_gets_the_labels_and_the_model_all_else
     )
 
 
-def test_parts_by_name_and_without_an_optimizer(tmp_path):
+def test_task_can_return_dict_without_optimizer(tmp_path):
     workload = trace(
         file(tmp_path, 'return {"model": model, "loss": nn.CrossEntropyLoss(), "dataset": PAIRS}')
     )
     assert workload.optimizer == "sgd_momentum"
 
 
-def test_a_loader_brings_its_batch_size_and_its_collate(tmp_path):
+def test_dataloader_sets_batch_size_and_collate(tmp_path):
     body = """
 def joined(samples):
     return torch.stack([x for x, _ in samples]) * 2, torch.stack([y for _, y in samples])
@@ -83,7 +83,7 @@ return model, nn.CrossEntropyLoss(), adam(model), DataLoader(PAIRS, batch_size=6
     assert trace(file(tmp_path, body)).settings == {"micro_batch": 6}
 
 
-def test_of_a_stream_the_first_samples_are_taken_and_it_is_said(tmp_path):
+def test_iterable_dataset_uses_first_256_samples(tmp_path):
     body = """
 class Stream(IterableDataset):
     def __iter__(self):
@@ -112,10 +112,8 @@ return m, None, adam(m), DataLoader(data, batch_size=SIZE, collate_fn=padded)"""
 
 
 @pytest.mark.parametrize(("size", "length"), [(16, 20), (1, 9)])
-def test_samples_of_different_lengths_are_traced_at_the_length_of_padded_batches(
-    tmp_path, size, length
-):
-    """Among 16 one has nearly always the greatest length; alone their mean is 9.25."""
+def test_varying_lengths_are_traced_at_padded_batch_length(tmp_path, size, length):
+    """A batch of 16 almost always has one sample of maximum length; the mean length is 9.25."""
     spec = file(tmp_path, PADDED.replace("SIZE", str(size)))
     workload = trace(spec)
     assert workload.sequence_length == length
@@ -124,17 +122,17 @@ def test_samples_of_different_lengths_are_traced_at_the_length_of_padded_batches
     assert build_task(spec).make_batch(3)["input_ids"].shape == (
         3,
         9,
-    )  # what is measured is the real thing
+    )  # The measured batch is a real one.
 
 
-def test_another_length_than_its_samples_have_is_refused(tmp_path):
+def test_sequence_length_must_match_samples(tmp_path):
     spec = file(tmp_path, PADDED.replace("SIZE", "1"))
     assert trace(spec, variant=Variant(sequence_length=9)).sequence_length == 9
     with pytest.raises(TrainpaceError, match=r"9 tokens.*99 tokens"):
         trace(spec, variant=Variant(sequence_length=99))
 
 
-def test_samples_of_one_size_are_taken_as_they_come(tmp_path):
+def test_equal_sized_samples_are_not_padded(tmp_path):
     task = build_task(file(tmp_path, "return model, nn.CrossEntropyLoss(), adam(model), PAIRS"))
     assert task.notes == ()
     assert not task.pads
@@ -179,7 +177,7 @@ def test_samples_of_one_size_are_taken_as_they_come(tmp_path):
         ),
     ],
 )
-def test_what_it_may_not_return_is_one_sentence_with_what_to_return(tmp_path, body, words):
+def test_invalid_task_return_value_names_valid_ones(tmp_path, body, words):
     with pytest.raises(TrainpaceError) as caught:
         trace(file(tmp_path, body))
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""The same model traced for less than a step, for older software, for other sizes, with recomputation."""
+"""The same model traced for less than a step, older software, other sizes, or with recomputation."""
 
 import json
 
@@ -43,7 +43,7 @@ def flops(table, phase, batch=4):
     return float((at_batch(table.flops, batch) * table.count)[rows].sum())
 
 
-def test_modes_leave_out_what_they_do_not_run():
+def test_each_mode_traces_only_its_phases():
     whole, passes, forward = (
         trace("resnet18", variant=Variant(mode=mode))
         for mode in ("train", "forward_backward", "inference")
@@ -58,7 +58,7 @@ def test_modes_leave_out_what_they_do_not_run():
     assert memory[0] < 0.5 * memory[1]
 
 
-def test_before_torch_2_attention_is_not_fused_and_optimizers_go_tensor_by_tensor(tmp_path):
+def test_legacy_variant_disables_fused_attention_and_foreach_optimizers(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2))
     today, then = (
@@ -77,7 +77,7 @@ def test_before_torch_2_attention_is_not_fused_and_optimizers_go_tensor_by_tenso
     assert launches[1] > 3 * launches[0]
 
 
-def test_an_image_of_another_size():
+def test_image_size_scales_flops():
     small, large = (trace("resnet18", variant=Variant(image_size=side)) for side in (112, 224))
     assert flops(operators(large), "forward") == pytest.approx(
         4 * flops(operators(small), "forward"), rel=0.1
@@ -86,7 +86,7 @@ def test_an_image_of_another_size():
     assert large.batch_tensors == 2  # images and labels
 
 
-def test_keras_vgg_grows_with_the_image():
+def test_keras_vgg_parameters_grow_with_image_size():
     small, large = (
         trace("vgg11_keras", variant=Variant(image_size=side)).parameters for side in (64, 224)
     )
@@ -96,7 +96,7 @@ def test_keras_vgg_grows_with_the_image():
     assert large == trace("vgg11").parameters
 
 
-def test_checkpointing_repeats_the_forward_pass_and_saves_memory(tmp_path):
+def test_checkpointing_repeats_forward_and_saves_memory(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2 | {"n_layer": 6}))
     plain, saving = (
@@ -113,7 +113,7 @@ def test_checkpointing_repeats_the_forward_pass_and_saves_memory(tmp_path):
     )  # without the copies of a cache of keys
 
 
-def test_a_models_own_memory_format_is_seen():
+def test_own_memory_format_of_model_is_traced():
     class Turned(nn.Module):
         def __init__(self):
             super().__init__()
@@ -131,7 +131,7 @@ def test_a_models_own_memory_format_is_seen():
     }
 
 
-def test_a_bias_is_a_kernel_of_its_own_and_the_host_sees_modules_and_views():
+def test_convolution_bias_views_and_modules_have_own_rows():
     with_bias, without = (
         operators(
             trace_task(
@@ -181,7 +181,7 @@ def _functions(dropout, **variant):
     return set(operators.function), set(operators.kind)
 
 
-def test_a_cpu_runs_other_operators_than_a_gpu():
+def test_cpu_variant_traces_cpu_operators():
     functions, kinds = _functions(0.0)
     assert {"native_dropout", "_foreach_addcdiv_"} <= functions
     assert "attention" in kinds

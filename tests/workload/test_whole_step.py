@@ -1,4 +1,4 @@
-"""Steps that update by themselves: every pass is counted, in its phase, and the user's models are left as they were."""
+"""Custom steps that update by themselves: every pass is counted in its phase, and the user's models stay unchanged."""
 
 import numpy as np
 import pytest
@@ -50,19 +50,19 @@ ONE_PRODUCT = 2 * WIDTH * WIDTH
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_every_backward_pass_of_a_step_is_counted(passes):
+def test_every_backward_pass_of_custom_step_is_counted(passes):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     workload = trace_task(task(one_update(model, optimizer, passes), model, optimizer))
     assert products(workload, "forward") == passes * ONE_PRODUCT
     assert (
         products(workload, "backward") == passes * ONE_PRODUCT
-    )  # of the weight; the input wants no gradient
+    )  # Gradient of the weight; the input needs none.
     assert workload.whole_step
 
 
-def test_a_plain_step_is_traced_as_the_tasks_own_loop():
-    """The same training once as parts, once as a step: the same products, and the same memory at its peak."""
+def test_custom_step_trace_matches_equivalent_task():
+    """The same training as parts and as one step has the same FLOPs and the same peak memory."""
     from trainpace.workload.task import Task, forward, loss_by
 
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
@@ -97,7 +97,7 @@ def test_a_plain_step_is_traced_as_the_tasks_own_loop():
     assert at_1000[0] == pytest.approx(at_1000[1], rel=0.01)
 
 
-def test_what_runs_in_an_optimizer_is_its_phase_and_its_states_are_no_activations():
+def test_optimizer_calls_form_their_own_phase():
     models = [linear(), linear()]
     optimizers = [torch.optim.Adam(m.parameters()) for m in models]
 
@@ -117,14 +117,14 @@ def test_what_runs_in_an_optimizer_is_its_phase_and_its_states_are_no_activation
         for k, p in zip(form.operators.kind, form.operators.phase, strict=True)
         if p == "optimizer"
     } <= {"optimizer", "view"}
-    # the gradients of both models stay from step to step, and no state is among the activations
+    # The gradients of both models persist between steps, and no optimizer state counts as an activation.
     gradients = form.memory.peaks[:, 0].max()
     assert gradients == 4 * numbers
     assert (form.memory.peaks[:, 1] < 8 * WIDTH * WIDTH).all()
     assert workload.optimizer == "adam"
 
 
-def test_a_frozen_teacher_has_a_forward_pass_alone():
+def test_frozen_teacher_has_no_backward():
     student, teacher = linear(), nn.Linear(WIDTH, 5 * WIDTH, bias=False).requires_grad_(False)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
 
@@ -141,7 +141,7 @@ def test_a_frozen_teacher_has_a_forward_pass_alone():
     assert (workload.parameters, workload.trainable_parameters) == (6 * WIDTH**2, WIDTH**2)
 
 
-def test_the_users_models_are_left_with_their_values_and_without_states():
+def test_tracing_custom_step_does_not_change_user_models():
     model = nn.Sequential(nn.GRU(WIDTH, WIDTH, batch_first=True))
     optimizer = torch.optim.Adam(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -160,7 +160,7 @@ def test_the_users_models_are_left_with_their_values_and_without_states():
     assert not torch.equal(before["0.weight_ih_l0"], model.state_dict()["0.weight_ih_l0"])
 
 
-def test_tensors_that_a_step_sends_somewhere_stay_where_the_trace_is():
+def test_device_transfers_in_custom_step_are_ignored():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     constant = torch.ones(WIDTH)
@@ -175,7 +175,7 @@ def test_tensors_that_a_step_sends_somewhere_stay_where_the_trace_is():
     assert products(trace_task(task(step, model, optimizer)), "forward") == ONE_PRODUCT
 
 
-def test_half_precision_casts_the_models_and_autocast_their_products():
+def test_custom_step_applies_half_precision_and_autocast():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     workload = trace_task(
@@ -190,7 +190,7 @@ def test_half_precision_casts_the_models_and_autocast_their_products():
 
 
 @pytest.mark.parametrize(("form", "said"), [("fp32", True), ("amp", False)])
-def test_an_autocast_of_the_steps_own_gives_a_note(form, said):
+def test_autocast_inside_custom_step_gives_a_note(form, said):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain = one_update(model, optimizer)
@@ -210,7 +210,7 @@ def refused(step, model, optimizer, match, error=TrainpaceError):
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_the_step_calls_and_nobody_named_is_refused():
+def test_custom_step_rejects_models_that_are_not_named():
     model, other = linear(), linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     refused(
@@ -218,7 +218,7 @@ def test_a_model_that_the_step_calls_and_nobody_named_is_refused():
     )
 
 
-def test_a_step_that_looks_at_values_is_refused_with_what_to_do():
+def test_value_dependent_custom_step_is_rejected_with_advice():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -231,7 +231,7 @@ def test_a_step_that_looks_at_values_is_refused_with_what_to_do():
     refused(step, model, optimizer, r"values.*measure", UserCodeError)
 
 
-def test_a_step_that_updates_nothing_is_refused():
+def test_custom_step_without_optimizer_call_is_rejected():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     refused(
@@ -242,14 +242,14 @@ def test_a_step_that_updates_nothing_is_refused():
 @pytest.mark.parametrize(
     "variant", [Variant("adamw"), Variant(mode="inference"), Variant(mode="forward_backward")]
 )
-def test_its_optimizer_and_its_extent_are_the_steps_own(variant):
+def test_custom_step_rejects_other_optimizer_or_mode(variant):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TrainpaceError, match="a step of its own"):
         trace_task(task(one_update(model, optimizer), model, optimizer), variant=variant)
 
 
-def test_its_loss_alone_cannot_be_had():
+def test_custom_step_has_no_separate_loss():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = task(one_update(model, optimizer), model, optimizer)
@@ -261,16 +261,16 @@ def test_its_loss_alone_cannot_be_had():
 EXAMPLE = "examples/tasks/several_models.py"
 
 
-def test_the_gans_two_updates():
+def test_gan_example_has_flops_of_both_updates():
     workload = trace(f"{EXAMPLE}:gan")
     generator, discriminator = 2 * (16 * 64 + 64 * 32), 2 * (32 * 64 + 64)
     assert products(workload, "forward") == generator + 3 * discriminator
-    weights_alone = 2 * (32 * 64 + 2 * 64)  # the first layer's input wants no gradient
+    weights_alone = 2 * (32 * 64 + 2 * 64)  # The first layer's input needs no gradient.
     through_it = 2 * discriminator + 2 * (16 * 64 + 2 * 64 * 32)
     assert products(workload, "backward") == 2 * weights_alone + through_it
 
 
-def test_a_distillation_and_a_preference_task():
+def test_distillation_and_preference_examples_have_expected_flops():
     distilled = trace(f"{EXAMPLE}:distillation")
     student, teacher = 2 * (32 * 64 + 64 * 10), 2 * (32 * 256 + 256 * 256 + 256 * 10)
     assert products(distilled, "forward") == student + teacher

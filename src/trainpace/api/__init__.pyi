@@ -1,4 +1,7 @@
-"""The verbs as functions, with every keyword. Generated from their requests by tools/api_stub.py: do not edit."""
+"""The verbs as functions, with every keyword.
+
+Generated from their requests by tools/api_stub.py: do not edit.
+"""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -143,16 +143,19 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> Reply:
 
     \b
     How long does it take?
-      trainpace schedule --samples 1281167 --epochs 90 --micro-batch 32 --nproc-per-node 8 --step-time 210ms
+      trainpace schedule --samples 1281167 --epochs 90 --micro-batch 32 --nproc-per-node 8
+      --step-time 210ms
     How fast must a step be?
       trainpace schedule --samples 1281167 --epochs 90 --global-batch 256 --deadline 24h
     How many epochs fit?
-      trainpace schedule --samples 50k --global-batch 128 --step-time 80ms --budget '$20' --price 1.20
+      trainpace schedule --samples 50k --global-batch 128 --step-time 80ms --budget '$20' --price
+      1.20
     How many samples fit? Which batch size is needed?
       trainpace schedule --epochs 90 --global-batch 256 --step-time 210ms --deadline 24h
       trainpace schedule --samples 1281167 --epochs 90 --step-time 210ms --deadline 24h
     What do my files say, and do they agree?
-      trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
+      trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90
+      --step-time 210ms
     """
     answer, files = verbs.schedule.run(request, report.TerminalProgress())
     total_s = None if answer.time is None else answer.time.total_s
@@ -232,9 +235,11 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> Reply:
 
     \b
     trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
-    trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
+    trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400
+    --precision bf16 \\
         --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
-    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
+    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
+    --write
     """
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)

@@ -212,7 +212,7 @@ def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
     trainpace serve --port 9000 --journal team.db
     """
     try:  # A separate program, because interfaces do not import each other.
-        runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
+        runpy.run_module("trainpace.web.server", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise

@@ -291,7 +291,8 @@ def run(request: verbs.run.RunRequest, view: RunView) -> Reply:
     \b
     trainpace run examples/ladder/ladder.toml
     trainpace run plan.json --task train.py:task --dry-run
-    trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
+    trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config
+    ds.json
     """
     if view.dry_run:
         preview = verbs.run.dry_run(request, report.TerminalProgress())

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainpace.core.lazy import exports
+from trainpace.core import exports
 
 if TYPE_CHECKING:
     from trainpace.journal.comparison import (

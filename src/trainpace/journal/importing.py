@@ -671,7 +671,7 @@ def format_of(path: Path) -> str:
     if not columns and head.lstrip()[:1] == b"[":
         return "trainpace"  # The export is empty.
     named = set(columns)
-    own = {"record", "id", "created_at"} <= named or next(rows, {}).get("record") in RECORDS
+    own = {"record", "id", "created_at"} <= named or str(next(rows, {}).get("record")) in RECORDS
     formats = {
         "timm": is_timm(columns),
         SHARED: {"record", "runs"} <= named,

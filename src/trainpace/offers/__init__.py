@@ -5,18 +5,20 @@ Prices come from a dated snapshot, from a list of the user's own machines, or fr
 
 from typing import TYPE_CHECKING
 
-from trainpace.core.lazy import exports
+from trainpace.core import exports
 
 if TYPE_CHECKING:
     from trainpace.offers.match import (
         Binding,
         Job,
         Match,
+        Pick,
         Ranking,
         Rejected,
         cheapest_offer,
         near_misses,
         nearest,
+        picks,
         rank,
         with_front,
     )
@@ -33,6 +35,5 @@ if TYPE_CHECKING:
         snapshot,
         write_offers,
     )
-    from trainpace.offers.trade_off import Pick, picks
 
 __getattr__, __all__ = exports(__name__, __file__)

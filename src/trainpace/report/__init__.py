@@ -6,7 +6,7 @@ because some need rich, numpy or a whole verb.
 
 from typing import TYPE_CHECKING
 
-from trainpace.core.lazy import exports
+from trainpace.core import exports
 
 if TYPE_CHECKING:
     from trainpace.report.answers import html_of, shared_page

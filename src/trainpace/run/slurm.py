@@ -1,9 +1,9 @@
 """Launcher for Slurm: writes batch scripts, submits jobs, follows them and cancels them.
 
 Only Slurm's own commands are used. `sbatch --wait` polls too rarely (42 s for a job of 12 s), so
-squeue is polled instead, with one query for all jobs. ``--states=all`` shows an ended job for
-MinJobAge (five minutes by default). It reads the same memory as ``scontrol show job``. A job is
-done if its result file exists. The file must be visible both here and on the nodes.
+squeue is polled instead. ``--states=all`` shows an ended job for MinJobAge (five minutes by
+default). It reads the same memory as ``scontrol show job``. A job is done if its result file
+exists. The file must be visible both here and on the nodes.
 
 srun starts one task per rank, instead of one torchrun per node. Slurm then sees every rank, ends
 all ranks when one fails, and logs each one's output. There is no second rendezvous that could hang,
@@ -66,7 +66,6 @@ class SlurmOptions(Record):
     Attributes:
         extra: More options for sbatch, such as ``--constraint=a100`` or ``--exclusive``.
         setup: Shell lines to run before the ranks start, such as ``module load cuda``.
-        at_once: Number of array tasks that may run at the same time.
         python: Python interpreter on the nodes. None means the interpreter of this process.
     """
 
@@ -75,7 +74,6 @@ class SlurmOptions(Record):
     qos: str | None = None
     extra: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    at_once: int | None = None
     python: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,13 +88,11 @@ class SlurmOptions(Record):
                 raise TrainpaceError(
                     f"{option!r} is not an option of sbatch.", "Write it as --constraint=a100."
                 )
-        if self.at_once is not None and self.at_once < 1:
-            raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     """Return the batch script for one job."""
-    head = _head((job,), options, [f"--output={_pattern(str(job.log))}"])
+    head = _head(job, options, [f"--output={_pattern(str(job.log))}"])
     own = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
     words = f"words=({shlex.join(_words(job, python))})"
@@ -109,25 +105,6 @@ def _words(job: Job, python: str) -> Sequence[str]:
     return (python, *job.program) if job.starts == "python" else job.program
 
 
-def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """Return an array script. Task i runs ``jobs[i]`` and writes its log.
-
-    The jobs ask for the same resources. Complete commands cannot run in an array.
-    """
-    assert jobs[0].starts == "python"
-    at_once = f"%{options.at_once}" if options.at_once else ""
-    output = f"{jobs[0].folder}/slurm-"
-    array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
-    cases = ["case $SLURM_ARRAY_TASK_ID in"]
-    for i, job in enumerate(jobs):
-        log, words = shlex.quote(str(job.log)), shlex.join([python, *job.program])
-        lines = [f"exec >>{log} 2>&1", *_exports(job.environment), f"words=({words})"]
-        cases += [f"{i})", *(f"  {line}" for line in lines), "  ;;"]
-    return "\n".join(
-        [*_head(jobs, options, array), *cases, "esac", *_ADDRESS, f"{_start(jobs[0])}\n"]
-    )
-
-
 def time_limit(timeout_s: float) -> str:
     """Return the value of --time (days-hours:minutes:seconds) in whole minutes, with a margin."""
     minutes = math.ceil(timeout_s * (1 + MARGIN) / 60) + 1
@@ -138,9 +115,8 @@ def time_limit(timeout_s: float) -> str:
 _RESTARTS = ("--requeue", "--open-mode=append")
 
 
-def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
+def _head(job: Job, options: SlurmOptions, own: Sequence[str]) -> list[str]:
     """Return the first lines of a batch script: options, setup and threads."""
-    job = jobs[0]
     if not (job.cwd or "").isprintable():
         raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
     wanted = {
@@ -150,7 +126,7 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
         "ntasks-per-node": job.tasks_per_node,
         "cpus-per-task": _cores_of_a_task(job),
         "gres": job.gpus_per_node and f"gpu:{job.gpus_per_node}",
-        "time": time_limit(max(job.timeout_s for job in jobs)),
+        "time": time_limit(job.timeout_s),
         "chdir": job.cwd and shlex.quote(job.cwd),
     }
     for name in ("partition", "account", "qos"):
@@ -301,43 +277,27 @@ class Slurm(Launcher):
 
         `timeout_s` and `Ended.seconds` cover one attempt. Slurm's clock counts them in whole
         seconds.
-        """
-        return self.run_all((job,), on_line)[0]
-
-    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run jobs that ask for the same resources, as one array if there are several.
 
         Raises:
-            TrainpaceError: If Slurm rejects the jobs, or does not answer for `CONTROLLER_S`.
+            TrainpaceError: If Slurm rejects the job, or does not answer for `CONTROLLER_S`.
         """
         self.check()
-        followed: list[_Followed] = []
+        followed = self._submit(job, on_line or (lambda _: None))
         try:
-            followed += self._submit(jobs, on_line or (lambda _: None))
-            _follow(followed, self.poll_s)
+            return _follow(followed, self.poll_s)
         except BaseException:
-            _cancel_all(followed)
+            _cancel(followed)
             raise
-        return tuple(one.ended for one in followed if one.ended is not None)
 
-    def _submit(self, jobs: Sequence[Job], on_line: OnLine) -> list[_Followed]:
-        """Submit jobs, as an array if there are several."""
-        for job in jobs:
-            prepare(job)
-        first, several = jobs[0], len(jobs) > 1
-        name = file_name(first.name) + ("-array.sbatch" if several else ".sbatch")
-        script = Path(first.folder, name)
-        python = self.options.python or sys.executable
-        text = array_script(jobs, self.options, python) if several else self.text(first)
-        write_whole(script, text)
+    def _submit(self, job: Job, on_line: OnLine) -> _Followed:
+        prepare(job)
+        script = Path(job.folder, f"{file_name(job.name)}.sbatch")
+        write_whole(script, self.text(job))
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
-            raise TrainpaceError(f"Slurm rejected {first.name}: {_refusal(answer)}.")
-        return [
-            _Followed(job, f"{number}_{i}" if several else number, on_line)
-            for i, job in enumerate(jobs)
-        ]
+            raise TrainpaceError(f"Slurm rejected {job.name}: {_refusal(answer)}.")
+        return _Followed(job, number, on_line)
 
 
 def _refusal(answer: subprocess.CompletedProcess[str]) -> str:
@@ -425,21 +385,21 @@ class _Followed:
             self.tell(f"slurm: job {self.number}, {self.job.name}, {news}")
 
 
-def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
-    """Poll the queue until all jobs have ended."""
+def _follow(followed: _Followed, poll_s: float) -> Ended:
+    """Poll the queue until the job has ended."""
     heard_at = time.monotonic()
-    while open_ := [f for f in followed if f.ended is None]:
-        queue, now = _queue(open_), time.monotonic()
-        if queue is not None:
+    while True:
+        status, now = _status(followed.number), time.monotonic()
+        if status is not None:
             heard_at = now
-            for one in open_:
-                one.look(queue.get(one.number, GONE), now)
+            followed.look(status, now)
         elif now - heard_at > CONTROLLER_S:
             raise TrainpaceError(
                 f"Slurm's controller has not answered for {format_duration(CONTROLLER_S)}."
             )
-        if any(f.ended is None for f in open_):
-            time.sleep(poll_s)
+        if followed.ended is not None:
+            return followed.ended
+        time.sleep(poll_s)
 
 
 def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
@@ -454,38 +414,28 @@ def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
             raise
 
 
-def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
-    """Return the state of these jobs in Slurm's queue, or None if Slurm does not answer."""
-    numbers = sorted({f.number.partition("_")[0] for f in followed})
-    answer = _ask(
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        f"--jobs={','.join(numbers)}",
-        f"--Format={FIELDS}",
-    )
+def _status(number: str) -> JobStatus | None:
+    """Return the status of a job in Slurm's queue, or None if Slurm does not answer."""
+    answer = _ask("squeue", "--noheader", "--states=all", f"--jobs={number}", f"--Format={FIELDS}")
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
-    return parse_queue(answer.stdout)
+    return parse_queue(answer.stdout).get(number, GONE)
 
 
-def _cancel_all(followed: Sequence[_Followed]) -> None:
-    """Cancel the jobs, and wait until they hold no node. Stop waiting if Slurm does not answer."""
-    open_ = [f for f in followed if f.ended is None]
-    numbers = [f.number for f in open_]
-    if not open_:
+def _cancel(followed: _Followed) -> None:
+    """Cancel a job, and wait until it holds no node. Stop waiting if Slurm does not answer."""
+    if followed.ended is not None:
         return
-    if _ask("scancel", *numbers).returncode:
-        open_[0].tell(
+    if _ask("scancel", followed.number).returncode:
+        followed.tell(
             "slurm: not cancelled, because Slurm does not answer; run later: scancel "
-            f"{' '.join(numbers)}"
+            f"{followed.number}"
         )
         return
     end = time.monotonic() + CANCEL_S
     while time.monotonic() < end:
-        queue = _queue(open_)
-        if queue is None or all(queue.get(f.number, GONE).has_ended for f in open_):
+        status = _status(followed.number)
+        if status is None or status.has_ended:
             return
         time.sleep(0.2)
 
@@ -514,7 +464,7 @@ def _ask(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class JobStatus(Record):
-    """Status of a job or of an array task in squeue.
+    """Status of a job in squeue.
 
     `seconds` counts only the current attempt. `exit_code` is None until the job has ended.
     """
@@ -560,7 +510,7 @@ def parse_submitted(text: str) -> str:
 
 
 def parse_queue(text: str) -> dict[str, JobStatus]:
-    """Parse squeue's lines of FIELDS. The keys are job numbers (``12``, ``12_3``)."""
+    """Parse squeue's lines of FIELDS. The keys are job numbers."""
     jobs = {}
     for line in text.splitlines():
         words = line.strip().split("|")

@@ -205,9 +205,11 @@ def workloads_of(
         )
 
     def found(variant: Variant) -> dict[int | None, Workload]:
-        if lengths:
+        if len(lengths) > 1 or (lengths and not spec.has_fixed_length):
             return dict(load_workloads(model, forms, variant, lengths, timeout_s).items())
-        return {variant.sequence_length: load_workload(model, forms, variant, timeout_s)}
+        length = lengths[0] if lengths else variant.sequence_length
+        at_length = variant._replace(sequence_length=length)
+        return {length: load_workload(model, forms, at_length, timeout_s)}
 
     at = f" at {len(lengths)} lengths" if len(lengths) > 1 else ""
     with progress.work(f"tracing {request.model_name}{at}"):

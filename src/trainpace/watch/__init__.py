@@ -6,7 +6,7 @@ imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from trainpace.core.lazy import exports
+from trainpace.core import exports
 
 if TYPE_CHECKING:
     from trainpace.watch.command import (

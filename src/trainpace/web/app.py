@@ -4,10 +4,13 @@ import contextlib
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
+from functools import cache
+from importlib.resources import files
 from typing import Any, NamedTuple, get_type_hints
 
 import anyio.to_thread
 import msgspec
+from jinja2 import Environment
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,15 +19,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import PRECISIONS
 from trainpace.core.hardware import Device, catalogue, find_device, host_catalogue
 from trainpace.core.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.core.software import ATTENTIONS, COMMON_SOFTWARE
-from trainpace.journal import Journal, JournalUnusable
+from trainpace.journal import Journal, JournalUnusable, error_pct
 from trainpace.offers import Offer
+from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, score_meaning, stated
 from trainpace.verbs.request import fields_of
 from trainpace.web import pages, whatif
-from trainpace.web.questions import BadQuestion, query_of, read_question
-from trainpace.web.render import FILES, render
+from trainpace.web.pages import MODES, BadQuestion, exact, query_of, read_question
 from trainpace.web.whatif import (
     BUILT_IN,
     MOST_LISTED,
@@ -201,3 +205,44 @@ def _not_found(request: Request, error: Exception) -> Response:
     return _error(
         error.status_code if isinstance(error, HTTPException) else 404, "There is no such page."
     )
+
+
+def render(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    made = environment("trainpace.web")
+    made.filters.update(words=_words, figure=figure, exact=exact)
+    made.globals.update(
+        query_of=query_of, stated=stated, precisions=PRECISIONS, error_pct=error_pct
+    )
+    made.globals.update(modes=MODES, meaning=score_meaning())
+    return made
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_gib").replace("_", " ")
+
+
+MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+def _file(name: str, text: str) -> Response:
+    return Response(
+        text, headers={"cache-control": "no-cache"}, media_type=MEDIA_TYPES[name.rpartition(".")[2]]
+    )
+
+
+OWN = ("htmx.min.js", "serve.js", "serve.css", "icon.svg")
+FILES = {
+    **{name: _file(name, asset(name)) for name in (*SCRIPTS, *STYLES)},
+    **{
+        name: _file(name, (files("trainpace.web") / "static" / name).read_text("utf-8"))
+        for name in OWN
+    },
+}
+"""Static files by name, read once from the package. A request can only choose one of these names
+and never opens a file.
+"""

@@ -382,3 +382,7 @@ def serve(request: ServeRequest) -> None:
             f"Journal: {journal.place}\nOpen http://{host}:{port}/{token} (Ctrl+C ends)", flush=True
         )
         uvicorn.Server(config).run(sockets=[opened])
+
+
+if __name__ == "__main__":  # `trainpace serve` sets REQUEST
+    serve(globals().get("REQUEST", ServeRequest()))

@@ -1,9 +1,11 @@
-"""A stand-in for nvidia-ml-py: two cards of one machine, of which the second is the simulated accelerator. Its functions have the
-names and the parameters of the real ones (test_gpu_monitor.py compares them); what it has not, a driver does not support.
+"""Stand-in for nvidia-ml-py with two GPUs. The second GPU is the simulated accelerator.
 
-SIM_NVML_MHZ: clocks of the second card, "900,1200" in turn. SIM_NVML_WATTS, SIM_NVML_REASONS (bits). SIM_NVML_ENERGY=none: a card
-without an energy counter. SIM_NVML_BROKEN: "init", "calls" or "queries" raise in nvmlInit, in everything after it, or in
-what is asked of a card.
+Functions and parameters have the names of the real ones (test_gpu_monitor.py compares them). A function that is missing here is
+not supported by the driver.
+
+SIM_NVML_MHZ: clocks of the second GPU, such as "900,1200", used in turn. SIM_NVML_WATTS, SIM_NVML_REASONS (bits).
+SIM_NVML_ENERGY=none: a GPU without an energy counter. SIM_NVML_BROKEN: "init" raises in nvmlInit, "calls" in every later call,
+"queries" in every query of a GPU.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The Python side of the simulated accelerator, which torch loads by itself: sim_device-0.dist-info names `load` as a backend."""
+"""Python side of the simulated accelerator. Torch loads it automatically: sim_device-0.dist-info declares `load` as a backend."""
 
 import contextlib
 import os

@@ -1,5 +1,7 @@
-"""A task whose kernels take a known time on the simulated accelerator: WORK_US is "forward,backward", in microseconds a sample.
-The first SLOW_STEPS forward passes take 40 ms more, as where cudnn tries its algorithms out."""
+"""Task whose kernels take a known time on the simulated accelerator.
+
+WORK_US is "forward,backward" in microseconds per sample. The first SLOW_STEPS forward passes take 40 ms longer, like cuDNN benchmarking.
+"""
 
 import os
 
@@ -12,7 +14,7 @@ SLOW_STEPS = int(os.environ.get("SLOW_STEPS", "0"))
 
 
 class Work(torch.autograd.Function):
-    """Kernels of a planted time for each sample, and an activation of a planted size for each, kept for the backward pass."""
+    """Module with a planted kernel time per sample and an activation of planted size, kept for the backward pass."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""A script that copies the next batch in a stream of its own, which the steps' stream waits for: with `hasty` it does not wait."""
+"""Script that copies the next batch on its own stream. The step's stream waits for the copy; with `hasty` it does not."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A step of one's own, of two models, each with work of a known time on the simulated accelerator."""
+"""Custom training step of two models, each with a known kernel time on the simulated accelerator."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A training script on the simulated accelerator: `item` reads every loss, `pinned` lets copies run beside the host."""
+"""Training script on the simulated accelerator. `item` reads every loss; `pinned` overlaps copies with the host."""
 
 import sys
 
