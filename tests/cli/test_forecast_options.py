@@ -84,7 +84,7 @@ def test_options_matching_the_trace_are_accepted(model):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "bf16"), "no bf16")],
+    [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "fp8"), "no FP8")],
 )
 def test_impossible_forecast_states_the_reason_on_stderr(model, arguments, said):
     done = forecast(model, "--gpu", "T4", "--json", *arguments)
