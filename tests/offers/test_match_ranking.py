@@ -92,7 +92,7 @@ def test_match_uses_fastest_supported_precision():
     assert ranked([T4]).matches[0].forecast.execution.precision == "amp_fp16"
     both = ranked([A100], replace(JOB, precisions=("fp32", "amp_bf16"))).matches
     assert [m.forecast.execution.precision for m in both] == ["amp_bf16"]
-    only = ranked([T4], replace(JOB, precisions=("amp_bf16",)))
+    only = ranked([T4], replace(JOB, precisions=("fp8",)))
     assert not only.matches
     assert only.rejected[0].binding == "device"
 
