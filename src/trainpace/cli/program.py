@@ -117,7 +117,9 @@ def main(arguments: list[str] | None = None) -> None:
         _discard_output()
         sys.exit(0)
     except OSError as error:
-        if error.errno not in STDOUT_FAILS or error.filename is not None:
+        if error.filename is not None:  # A file or folder that the system refuses.
+            _stop(f"cannot use {os.fsdecode(error.filename)}: {os_reason(error)}.")
+        if error.errno not in STDOUT_FAILS:
             raise
         _discard_output()
         _stop(f"cannot write the answer: {os_reason(error)}.")

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainpace.core.child import ending_of
+from trainpace.core.host import home_folder
 from trainpace.core.outcome import Interval
 from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
@@ -637,8 +638,8 @@ def _files(paths: Sequence[str]) -> str:
 
 def from_home(folder: Path) -> str:
     """Return a path for a shell. It starts with ~ if that needs no quotes."""
-    home = Path.home()
-    if folder.is_relative_to(home):
+    home = home_folder()
+    if home is not None and folder.is_relative_to(home):
         short = folder.relative_to(home).as_posix()
         if short == shlex.quote(short):
             return f"~/{short}"
