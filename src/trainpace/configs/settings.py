@@ -626,17 +626,23 @@ class _Arithmetic:
                 f" accumulation {_located(accumulation)} x data-parallel size {ranks // divisor}"
                 f" ({_keys([*used, *shards])}) = {samples}."
             )
-            per_rank = _product([micro, accumulation])
-            if divisor == 1 and int(total.value) % per_rank == 0:
-                n = int(total.value) // per_rank
-                text += (
-                    f" {n} processes would agree (torchrun --nproc-per-node {n}, deepspeed --num_gpus"
-                    f" {n} or accelerate launch --num_processes {n})."
-                )
+            if divisor == 1:
+                text += _agreeing_processes(int(total.value), _product([micro, accumulation]))
             self._add("global_batch", text, *sizes, *used, *shards)
 
     def _present(self, *names: str) -> list[Setting]:
         return [self._values[name] for name in names if name in self._values]
+
+
+def _agreeing_processes(global_batch: int, per_rank: int) -> str:
+    """Return a sentence on the number of processes that would agree, or "" if there is none."""
+    n, rest = divmod(global_batch, per_rank)
+    if rest:
+        return ""
+    return (
+        f" {n} processes would agree (torchrun --nproc-per-node {n}, deepspeed --num_gpus {n} or"
+        f" accelerate launch --num_processes {n})."
+    )
 
 
 def _product(settings: Sequence[Setting]) -> int:
