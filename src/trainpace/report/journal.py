@@ -100,8 +100,7 @@ def entries_sections(
     if not entries:
         yield Headline(f"No such runs in {place}.")
         yield say(
-            "The journal stores what trainpace measure and run measured; recordings of watch"
-            " stay in their folders."
+            "The journal stores what trainpace measure, run, look, watch and diagnose measured."
         )
         return
     shown = "" if total == len(entries) else f", {len(entries)} of them shown"
