@@ -52,7 +52,7 @@ READ_FILES = {
     "verbs/run.py": "a lock",
     "report/pages.py": "packaged",
     "report/streams.py": "standard streams",
-    "web/render.py": "packaged",
+    "web/app.py": "packaged",
     "cli/program.py": "standard streams",
 }
 """Modules that open files without `core.intake`, and what they read."""
