@@ -144,7 +144,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
                 else spans + begin
             )
         begin += trace.end_us() + pause
-    fields = {
+    fields: dict[str, Any] = {
         name: Spans(*map(np.concatenate, zip(*column, strict=True)))
         if isinstance(column[0], Spans)
         else np.concatenate(column)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -98,7 +98,7 @@ class SettingsSource(NamedTuple):
         """
         if self.combined is not None:
             given = {
-                name: configs.Setting(name=name, value=value, file="option", key=name)
+                name: configs.Setting(name=cast(Any, name), value=value, file="option", key=name)
                 for name, value in options.items()
                 if value is not None
             }
