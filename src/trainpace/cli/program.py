@@ -118,7 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:
         if error.filename is not None:  # A file or folder that the system refuses.
-            _stop(f"cannot use {os.fsdecode(error.filename)}: {os_reason(error)}.")
+            path = os.fsdecode(error.filename)
+            _stop(f"cannot use {path}: {os_reason(error)}. Check the path and its permissions.")
         if error.errno not in STDOUT_FAILS:
             raise
         _discard_output()
