@@ -159,6 +159,7 @@ CASES = (
     _case("lightning_checkpoint", "lightning", "checkpoint", "--save-every 45"),
     _case("evaluate_often", "plain", "evaluation", "--evaluate-every 50"),
     _case("hf_evaluate", "hf", "evaluation", "--eval-steps 40"),
+    _case("collect_rollouts", "plain", "own_code", "--fast-environment"),
 )
 
 _GPU: dict[str, Any] = {"gpu": True}

@@ -87,6 +87,17 @@ _PRECISIONS = {
 }
 
 
+_ELSEWHERE = (
+    "The step waits less if this happens less often, in another thread or process, or once before"
+    " training."
+)
+_IN_PARALLEL = (
+    "The policy collects experience there for the next updates. Several environments at once, in"
+    " processes of their own (SubprocVecEnv, gymnasium.vector.AsyncVectorEnv), share one call of"
+    " the policy and use other cores."
+)
+
+
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     """Return every suggested change, the largest saving first. The saving may be 0."""
     # Some rules use rank 0 only. It may wait longer than the mean over ranks, which is the ceiling.
@@ -266,20 +277,23 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         for line in lines
         if line.part == "other" and line.share >= ONE_LINE and line.line not in trains
     ]
+    title, instead = "less of", _ELSEWHERE
+    if ranks[0].collects_experience:
+        title, instead = "collect faster at", _IN_PARALLEL
     for line in sorted(own, key=lambda line: -line.share)[:MOST_LINES]:
         calls, spent = f", in {line.called}" if line.called else "", split.by_cause["own_code"]
         yield advice(
             split,
             "own_code",
             spent * line.share,
-            title=f"less of {os.path.basename(line.line)}",
+            title=f"{title} {os.path.basename(line.line)}",
             how=(
                 f"{line.share:.0%} of the script's own code between loading, model and optimizer"
-                f" was seen at {line.line}{calls}. The step waits less if this happens less often,"
-                " in another thread or process, or once before training."
+                f" was seen at {line.line}{calls}. {instead}"
             ),
             basis="the share of stack samples at that line",
             ceiling_ms=spent * line.share,
+            at_most=ranks[0].collects_experience,
         )
 
 

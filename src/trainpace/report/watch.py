@@ -174,6 +174,7 @@ def step_in_words(rank: Rank) -> str:
     return " and ".join(parts)
 
 
+COLLECTS = "The script's own code includes collecting experience for the next updates."
 HOST_TIMES = "Times are the host's: the device works asynchronously, until something waits for it."
 
 
@@ -190,6 +191,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
         given(step_in_words(first), "A step is {}."),
         given(samples, f"{per_s} samples/s, {{:.0f}} samples per step."),
         _own_code(top) if top is not None and own > 0.1 * step_ms else "",
+        given(first.collects_experience and COLLECTS),
         given(listed(shown), "After the last step came {}, which is not in the table."),
         given(first.accelerator and HOST_TIMES),
     ]

@@ -183,6 +183,8 @@ class Rank(Record):
             first. The line is empty in a backward pass.
         evaluates_with_gradients: An evaluation stored the activations that a backward pass would
             need.
+        collects_experience: The policy was called for an environment between updates, as in
+            reinforcement learning. This time is the script's own code ("other").
         tokens: Three counts over the inputs of the first steps: tokens, tokens with each sample
             padded to the longest of its batch, and all positions. 0 without a mask.
         page_faults: Page faults per step that needed no disk. 0 if not counted, as without glibc.
@@ -249,6 +251,7 @@ class Rank(Record):
     fewer_threads: int = 0
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
+    collects_experience: bool = False
     page_faults: float = 0.0
     page_fault_ns: float = 0.0
     tokens: tuple[int, int, int] = (0, 0, 0)
