@@ -37,8 +37,8 @@ from trainpace.watch import (
     StatedLength,
     Straggler,
     Together,
-    batches_per_step,
     stated_length,
+    steps_per_epoch,
 )
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
@@ -209,9 +209,9 @@ def _is_crowded(recording: Recording) -> bool:
 
 def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str]]:
     """Return (steps per epoch or None if unknown, a warning if the dataset looks endless)."""
-    if rank.loader is None or rank.loader.batches is None:
+    steps = steps_per_epoch(rank)
+    if steps is None:
         return None, []
-    steps = rank.loader.batches / batches_per_step(rank)
     seconds = steps * step_ms / 1000
     if seconds <= LONGEST_EPOCH_S:
         return steps, []

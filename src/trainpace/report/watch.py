@@ -136,7 +136,9 @@ def _rank_column(rank: Rank) -> Column:
 def trained_on(rank: Rank) -> str:
     if rank.accelerator:
         return f"on {rank.accelerator}"
-    return f"on the CPU ({plural(rank.threads, 'thread')})"
+    more = f" on {plural(rank.cpus, 'core')}" if rank.threads > rank.cpus else ""
+    by = given(os.path.basename(rank.threads_by).partition(" ")[0], ", set by {}")
+    return f"on the CPU ({plural(rank.threads, 'thread')}{more}{by})"
 
 
 def guarded_sections(guarded: Guarded) -> Iterator[Section]:

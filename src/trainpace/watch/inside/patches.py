@@ -46,6 +46,7 @@ from trainpace.watch.inside.recorder import (
     around,
     get_ident,
 )
+from trainpace.watch.inside.script import line_of
 
 NUMBERS = 16
 """Number of values that are compared at the beginning and at the end of each parameter."""
@@ -298,10 +299,20 @@ def install(torch: Any, recorder: Recorder) -> None:
     # the first evaluation.
     for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         around(kind, "__exit__", leave)
+    around(torch, "set_num_threads", _set_threads(recorder))
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
         shown = "logging" if name == "handle" else name
         around(owner, name, trials.charges_output(recorder, shown))
     recorder.once(0, lambda: _copies(torch, recorder))
+
+
+def _set_threads(recorder: Recorder) -> Callable[..., Any]:
+    def act(plain: Callable[[int], None], /, threads: int) -> None:
+        plain(threads)
+        if not recorder.steps:  # Later, an intervention may set the number.
+            recorder.log.note(threads=threads, threads_by=line_of(sys._getframe(1))[0])
+
+    return act
 
 
 def _patch_optimizers(torch: Any, recorder: Recorder, calls: Any) -> None:

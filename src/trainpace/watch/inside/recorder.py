@@ -158,6 +158,7 @@ class Recorder:
         """
         self._evaluates_with_gradients = False
         self.sampler: Any = None
+        self.epochs: Any = None
         self.thread_is_over = False
         """True if the training thread has ended, so that another thread may continue."""
         self.trains_in_thread: Callable[[], None] = lambda: None
