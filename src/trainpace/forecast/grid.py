@@ -633,8 +633,7 @@ def unsupported(
     if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
         yield grid.zero_stage < 3, AUTOCAST_EXPERTS
     if workload.only_batch is not None:
-        only = f"{workload.model} could only be traced at a batch size of {workload.only_batch}"
-        yield grid.micro_batch != workload.only_batch, f"{only} per GPU"
+        yield grid.micro_batch != workload.only_batch, workload.only_batch_in_words
     if workload.mode == "train":
         yield from _impossible_updates(grid, workload.optimizer)
     if form.blocks is not None:

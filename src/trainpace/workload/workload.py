@@ -558,6 +558,10 @@ class Workload(Record):
         return self.traced_batches[0] if len(self.traced_batches) == 1 else None
 
     @property
+    def only_batch_in_words(self) -> str:
+        return f"{self.model} could only be traced at a batch size of {self.only_batch} per GPU"
+
+    @property
     def blocks(self) -> Blocks | None:
         """Repeated blocks of the first form that has them."""
         return next((form.blocks for form in self.forms.values() if form.blocks), None)
