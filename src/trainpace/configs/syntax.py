@@ -24,7 +24,7 @@ from textwrap import dedent
 from typing import Any, Literal, NamedTuple
 
 from trainpace.configs.settings import PYTHON, SettingName, Value, names
-from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput, message_of, shortened
 from trainpace.core.intake import json_of
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -69,11 +69,13 @@ def parse_yaml(text: str, file: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise UnreadableInput(f"{file} is not valid YAML{where}: {problem[:200]}.") from None
+        raise UnreadableInput(
+            f"{file} is not valid YAML{where}: {shortened(problem, 200)}."
+        ) from None
     except RecursionError:
         raise _too_deep(file) from None
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
+        raise UnreadableInput(f"{file} is not valid YAML: {message_of(error)}.") from None
 
 
 def _count(node: Any, file: str, counts: dict[int, int], depth: int = 0) -> int:
@@ -169,7 +171,7 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     try:
         node = yaml.compose(text.replace("\t", " ") if syntax == "json" else text, yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise TrainpaceError(f"{file} cannot be changed in place: {str(error)[:200]}.") from None
+        raise TrainpaceError(f"{file} cannot be changed in place: {message_of(error)}.") from None
     pairs = _pairs_on(node, path)
     for depth, (_, found) in enumerate(pairs, 1):
         if re.match(r"[&*!|>]", text[found.start_mark.index :]):

@@ -82,7 +82,8 @@ class TracedRequest(Request):
     lora_targets: Annotated[
         str | None,
         Field(
-            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head]",
+            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head; in"
+            " diffusers, the attention's]",
             needs="adapter",
         ),
     ] = None

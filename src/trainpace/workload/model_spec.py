@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError, message_of
 
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
@@ -130,7 +130,7 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        reason, hint = str(error).splitlines()[0], f"pip install 'trainpace[{package}]'."
+        reason, hint = message_of(error), f"pip install 'trainpace[{package}]'."
         if isinstance(error, RuntimeError):
             reason = f"with this torch: {reason}"
             hint = f"Install the {package} build that belongs to this torch."
