@@ -71,6 +71,12 @@ SURE = 0.99
 FITS = {None: "?", True: "yes", False: "NO"}
 
 
+def _fits_in_words(f: Forecast) -> str:
+    """Return whether a forecast fits in memory, with the probability if it is not certain."""
+    certain = f.fit_probability is None or not 1 - SURE < f.fit_probability < SURE
+    return FITS[f.fits] if certain else f"{FITS[f.fits]}, {percent(f.fit_probability)}"
+
+
 def forecast_title(answer: Forecasts) -> str:
     whole = any(row.training_time is not None for row in answer.rows)
     return f"{_workload(answer).model}: how long {'training' if whole else 'a step'} takes"
@@ -304,7 +310,7 @@ def _columns(priced: bool, several: bool) -> list[Column | Literal[False]]:
         if several
         else Column("samples/s", 5, cell="samples_per_second"),
         Column("GiB", 4, cell="memory.allocated_gib"),
-        words("fits", 3, 3, "fits", FITS.get),
+        words("fits", 3, 3, _fits_in_words),
         Column("MFU", 6, cell="mfu", form=percent),
         several and Column("largest batch", 2, cell="largest_micro_batch"),
         priced and Column("training", cell=lambda f: duration(_seconds(f))),
@@ -626,6 +632,8 @@ def _next(
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
     form: dict[str, Any] = {"precision": row.execution.precision}
+    if asked is not None and asked.is_usual and "activation_checkpointing" not in workload.settings:
+        form["checkpointing"] = row.execution.activation_checkpointing.replace("none", "")
     if steps.lengths_of(done):
         form["sequence_length"] = row.sequence_length
     device, batch = _device_options(row, asked), {"batch": row.execution.micro_batch}
@@ -634,7 +642,7 @@ def _next(
         yield from _next_that_fits(row, device | form, spec, asked)
     elif best.num_devices > 1:
         yield from _next_plan(spec, device | batch | form, asked, fixed)
-    elif can_be_measured(spec, asked, fixed):
+    elif not form.pop("checkpointing", "") and can_be_measured(spec, asked, fixed):
         same = forwarded(asked, MeasureRequest, ["gpu", "calibrated", "timeout"], batch | form)
         yield _next_measurement(best, ["trainpace", "measure", spec, *same])
     elif workload.only_batch is None and len({f.execution.micro_batch for f in done}) == 1:

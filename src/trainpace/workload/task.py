@@ -217,12 +217,13 @@ def name_of_loss(criterion: Callable[..., Any]) -> str | None:
 def usual_optimizer(task: Task) -> str:
     """Return the name of the optimizer to assume if the user does not choose one.
 
-    It is the optimizer of the task's settings. Without one, it is AdamW for token sequences and SGD
-    with momentum for other samples.
+    It is the optimizer of the task's settings. Without one, it is AdamW for token sequences and
+    diffusion models, and SGD with momentum for other samples.
     """
     if "optimizer" in task.settings:
         return str(task.settings["optimizer"])
-    return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
+    is_diffusion = task.name.startswith("diffusers:")
+    return FOR_LANGUAGE if is_diffusion or task.sequence_length else FOR_OTHERS
 
 
 def longest_first(task: Task, n: int) -> Any | None:
