@@ -32,6 +32,7 @@ pipeline stage: first, middle and last (see `grid.Stages`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import NamedTuple
@@ -306,7 +307,7 @@ class MemoryModel:
         consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
         # The part of the saved bytes that does not grow with the batch is autocast's copies of
         # weights. FSDP's MixedPrecision makes no such copies.
-        copies = 0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]
+        copies = 0.0 if blocks is None else blocks.all_saved_bytes[0]
         spared = copies * (is_plain & grid.casts_shards[:, None])
         batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
         fronts = [self._front(float(batch)) for batch in batches]
@@ -397,7 +398,7 @@ def _gathered(
 ) -> Floats:
     """Return the bytes of parameters that FSDP holds gathered, shape (n, 3).
 
-    These are the parameters of two blocks and all parameters outside the blocks. They are all
+    These are the parameters of the two largest blocks and all parameters outside all blocks. They are all
     parameters of the stage if parameters stay gathered, as in a pipeline, or if the model has no
     blocks.
     """
@@ -410,6 +411,14 @@ def _gathered(
         whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0
     )
     inside = a_block * stages.blocks
+    for one in blocks.others:
+        each = np.divide(
+            whole * one.parameters * stages.has_first,
+            stages.parameters,
+            out=np.zeros_like(whole),
+            where=stages.parameters > 0,
+        )
+        a_block, inside = np.maximum(a_block, each), inside + one.count * each
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
     keeps = grid.collects_gradients | ~grid.reshard_after_forward
     return np.where(is_sharded, np.where(keeps[:, None], whole, some), 0.0)
@@ -435,7 +444,7 @@ def _activations(
         return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
     batch = grid.micro_batch.astype(np.float64)
 
-    def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
+    def at(pair: tuple[float, float] | Floats, ranks: Counts | int = 1) -> Floats:
         """Return the bytes of an affine pair at this batch size.
 
         `ranks` divides only the part that grows with the number of samples.
@@ -452,7 +461,8 @@ def _activations(
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
     entering = at(blocks.input_bytes, grid.cp)
-    outside, in_all = at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
+    in_all, of_all = at(blocks.saved_bytes), at(blocks.all_saved_bytes)
+    outside = at(blocks.outside_saved_bytes) - (of_all - blocks.count * in_all)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     # Rajbhandari et al. 2020, section 6.1
     partition = np.where(grid.partition_activations, grid.tp, sequence)
@@ -476,24 +486,82 @@ def _activations(
         )
     block = np.select([full, some], [entering / partition, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
+    others = _Others.of(blocks, (full, some), selective / np.maximum(whole_block, 1.0), kept)
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     sizes, of_size = np.unique(batch, return_inverse=True)
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * sizes).max(axis=0, initial=0.0)[of_size]
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, waiting, last = _in_flight(grid, stages)
-    loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
+    loss = np.maximum(in_one_piece - of_all, outside) + (last - 1) * outside
     loss = loss / divided_head + _torch_head(grid, form, entering)
-    at_head = stages.has_last * loss[:, None]
+    of_chain = flying * block[:, None]
+    at_head = stages.has_last * (loss + others.before + others.after)[:, None]
+    # What runs before the blocks stays until the end of the backward pass.
+    first = np.maximum(outside - (at(blocks.after_saved_bytes) - others.saved_after), 0.0)
+    early = stages.has_first * first[:, None] + stages.has_last * others.before[:, None]
+    in_chain = early + at_work[:, None]
+    behind = early + stages.has_last * (others.after + others.working_after)[:, None]
+    in_front = early + stages.has_last * others.working_before[:, None] - of_chain
+    highest = np.maximum.reduce([at_head, in_chain, behind, in_front])
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
-    bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
+    bytes_alive = of_chain + sent + highest
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
     return (
         np.where(is_plain[:, None], plainly, ratio),
-        at_work[:, None] * np.ones(shape),
+        np.maximum(at_work, others.working_before)[:, None] * np.ones(shape),
         is_plain[:, None],
     )
+
+
+class _Others(NamedTuple):
+    """Bytes of the blocks outside the chain, each of shape (n,).
+
+    Attributes:
+        before: Bytes kept by the blocks that run before the chain.
+        after: Bytes kept by the blocks that run after the chain.
+        working_before: Further bytes in the backward pass of a block before the chain.
+        working_after: Further bytes in the backward pass of a block after the chain.
+        saved_after: Bytes saved by the blocks after the chain without recomputation.
+    """
+
+    before: Floats
+    after: Floats
+    working_before: Floats
+    working_after: Floats
+    saved_after: Floats
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Blocks,
+        recomputes: tuple[Flags, Flags],
+        selected: Floats,
+        kept: Callable[[tuple[float, float]], Floats],
+    ) -> _Others:
+        """Sum up the blocks outside the chain. Tensor parallelism does not divide them.
+
+        Args:
+            blocks: The blocks of the model.
+            recomputes: Masks of full and of selective recomputation.
+            selected: Share of its bytes that a block keeps under selective recomputation. It is
+                taken from the chain.
+            kept: Function that returns a pair of bytes at each batch size.
+        """
+        before = after = working_before = working_after = saved_after = np.zeros_like(selected)
+        for one in blocks.others:
+            saved = kept(one.saved_bytes)
+            left = np.minimum(kept(one.left_bytes), saved)
+            keeps = np.select(recomputes, [left, saved * selected], saved)
+            works = kept(one.working_bytes) + saved - keeps
+            if one.is_after:
+                after, working_after = after + one.count * keeps, np.maximum(working_after, works)
+                saved_after = saved_after + one.count * saved
+            else:
+                before = before + one.count * keeps
+                working_before = np.maximum(working_before, works)
+        return cls(before, after, working_before, working_after, saved_after)
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         MemoryProfile,
         Mode,
         Operators,
+        OtherBlocks,
         OtherSizes,
         Phase,
         TracedForm,

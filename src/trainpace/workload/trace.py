@@ -390,8 +390,9 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
         return next((t for t in tensors_in(tree) if t.is_floating_point()), None)
 
     def enter(number: int, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if (hidden := hidden_state([args, kwargs])) is not None:
-            recorder.enter_block(number, hidden)
+        inputs = list(tensors_in([args, kwargs]))
+        if (hidden := hidden_state(inputs)) is not None:
+            recorder.enter_block(number, hidden, inputs)
 
     def leave(is_last: bool, _: nn.Module, args: Any, out: Any) -> None:
         if (hidden := hidden_state(out)) is not None:
@@ -401,6 +402,13 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
     for number, block in enumerate(chain.modules, 1):
         hooks.append(block.register_forward_pre_hook(partial(enter, number), with_kwargs=True))
         hooks.append(block.register_forward_hook(partial(leave, number == len(chain.modules))))
+    for number, block in enumerate(chain.units, 1):
+        hooks.append(
+            block.register_forward_pre_hook(lambda *_, number=number: recorder.enter_unit(number))
+        )
+        hooks.append(
+            block.register_forward_hook(lambda *given: recorder.leave_unit(tensors_in(given[-1])))
+        )
     return hooks
 
 
