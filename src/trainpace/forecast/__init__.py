@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         public_runs,
         signature_of,
     )
+    from trainpace.forecast.rewrites import has_vocabulary_loss
     from trainpace.forecast.software import RunningSoftware, packed, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (

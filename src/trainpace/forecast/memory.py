@@ -44,7 +44,8 @@ from trainpace.core.outcome import Memory
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, has_vocabulary_head, stages_of
 from trainpace.forecast.ranks import gives_up_attention, kept_bytes
-from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
+from trainpace.forecast.rewrites import PLAIN_COPIES, logits_bytes
+from trainpace.workload import Blocks, Counts, Flags, Floats, Operators, TracedForm
 
 RESERVED_FACTOR = 1.18
 """Ratio of reserved to allocated memory if the device has room.
@@ -109,6 +110,11 @@ UPDATE_COPIES = 3.0
 
 There is a flat 16-bit copy, and an fp32 copy that is twice as large.
 """
+COMPILED_COPIES = 2.0
+"""Number of tensors of the logits' size under torch.compile: the logits and their gradient.
+
+The compiled loss keeps no log-softmax. nanochat's d20 then needs 71 GiB; its report has 73.7.
+"""
 GATHERED_BLOCKS = 2.0
 """Number of blocks whose parameters FSDP holds gathered: the current one and the prefetched one."""
 
@@ -128,6 +134,7 @@ class RankMemory(NamedTuple):
     reserved_gib: Floats
     device_gib: Floats
     paged_gib: Floats
+    logits_gib: Floats
 
     def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
@@ -285,7 +292,10 @@ class MemoryModel:
         kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
         # Start with the end of the backward pass if it differs from the trace. `consider` then
         # replaces it by every moment that needs more memory.
-        alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
+        alive, active = (
+            np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced),
+            working.copy(),
+        )
         beside = gathered.copy()
 
         def consider(
@@ -329,8 +339,19 @@ class MemoryModel:
             reserved = total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
             device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups))
         paged_gib = paged[every, fullest] / BYTES_PER_GIB
+        # The logits are alive at the peak if they need more than a block's backward pass.
+        logits = _logits(grid, form) * stages.has_last
+        at_loss = np.where(logits > working, np.minimum(logits, active), 0.0)[every, fullest]
         return RankMemory(
-            parameters, gradients, states, activation, total_gib, reserved, device, paged_gib
+            parameters,
+            gradients,
+            states,
+            activation,
+            total_gib,
+            reserved,
+            device,
+            paged_gib,
+            at_loss / BYTES_PER_GIB,
         )
 
     def _largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
@@ -484,20 +505,27 @@ def _activations(
         selective = whole_block * np.minimum(
             1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0)
         )
+    compiled = np.where(grid.compile, _compiled_share(operators, blocks, batch), 1.0)
+    whole_block = whole_block * compiled
+    selective = np.minimum(selective, whole_block)
     block = np.select([full, some], [entering / partition, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
-    others = _Others.of(blocks, (full, some), selective / np.maximum(whole_block, 1.0), kept)
+    selected = selective / np.maximum(whole_block, 1.0)
+    others = _Others.of(blocks, (full, some), selected, compiled, kept)
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     sizes, of_size = np.unique(batch, return_inverse=True)
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * sizes).max(axis=0, initial=0.0)[of_size]
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, waiting, last = _in_flight(grid, stages)
-    loss = np.maximum(in_one_piece - of_all, outside) + (last - 1) * outside
+    loss = np.maximum(in_one_piece - of_all, outside)
+    # What runs before the blocks stays until the end of the backward pass.
+    first = np.maximum(outside - (at(blocks.after_saved_bytes) - others.saved_after), 0.0)
+    fused = np.where(grid.compile, first + _logits(grid, form)[:, 0] * divided_head, np.inf)
+    loss = np.where(logits_bytes(operators).any(), np.minimum(loss, fused), loss)
+    loss = loss + (last - 1) * outside
     loss = loss / divided_head + _torch_head(grid, form, entering)
     of_chain = flying * block[:, None]
     at_head = stages.has_last * (loss + others.before + others.after)[:, None]
-    # What runs before the blocks stays until the end of the backward pass.
-    first = np.maximum(outside - (at(blocks.after_saved_bytes) - others.saved_after), 0.0)
     early = stages.has_first * first[:, None] + stages.has_last * others.before[:, None]
     in_chain = early + at_work[:, None]
     behind = early + stages.has_last * (others.after + others.working_after)[:, None]
@@ -505,7 +533,7 @@ def _activations(
     highest = np.maximum.reduce([at_head, in_chain, behind, in_front])
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
     bytes_alive = of_chain + sent + highest
-    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some | grid.compile)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
     return (
@@ -513,6 +541,31 @@ def _activations(
         np.maximum(at_work, others.working_before)[:, None] * np.ones(shape),
         is_plain[:, None],
     )
+
+
+def _compiled_share(operators: Operators, blocks: Blocks, batch: Floats) -> Floats:
+    """Return the share of a block's saved bytes that torch.compile keeps, shape (n,).
+
+    Its partitioner keeps results of matmuls and attention, and recomputes everything between them
+    (torch/_functorch/partitioners.py). Copies of weights, which do not grow with the batch, stay.
+    """
+    rows = (np.array(operators.phase) == "forward") & operators.is_matrix
+    counts = rows * blocks.operator_counts / blocks.count
+    _, results = (counts[:, None] * operators.written_bytes).sum(axis=0)
+    constant, slope = blocks.saved_bytes
+    kept = constant + np.minimum(results + blocks.input_bytes[1], slope) * batch
+    return np.asarray(kept / np.maximum(constant + slope * batch, 1.0))
+
+
+def _logits(grid: Grid, form: TracedForm) -> Floats:
+    """Return the bytes of all tensors of the logits' size at the loss, shape (n, 1)."""
+    (constant, slope), compiled = (
+        logits_bytes(form.operators, copies) for copies in (PLAIN_COPIES, COMPILED_COPIES)
+    )
+    plain = constant + slope * grid.micro_batch
+    alive = np.where(grid.compile, compiled[0] + compiled[1] * grid.micro_batch, plain)
+    is_divided = form.blocks is not None and has_vocabulary_head(form.blocks)
+    return np.asarray(alive / (grid.tp * grid.cp if is_divided else 1))[:, None]
 
 
 class _Others(NamedTuple):
@@ -538,6 +591,7 @@ class _Others(NamedTuple):
         blocks: Blocks,
         recomputes: tuple[Flags, Flags],
         selected: Floats,
+        compiled: Floats,
         kept: Callable[[tuple[float, float]], Floats],
     ) -> _Others:
         """Sum up the blocks outside the chain. Tensor parallelism does not divide them.
@@ -547,14 +601,16 @@ class _Others(NamedTuple):
             recomputes: Masks of full and of selective recomputation.
             selected: Share of its bytes that a block keeps under selective recomputation. It is
                 taken from the chain.
+            compiled: Share of its bytes that a block keeps under torch.compile, like `selected`.
             kept: Function that returns a pair of bytes at each batch size.
         """
         before = after = working_before = working_after = saved_after = np.zeros_like(selected)
         for one in blocks.others:
             saved = kept(one.saved_bytes)
-            left = np.minimum(kept(one.left_bytes), saved)
-            keeps = np.select(recomputes, [left, saved * selected], saved)
-            works = kept(one.working_bytes) + saved - keeps
+            left = kept(one.left_bytes)
+            whole = saved * compiled
+            keeps = np.select(recomputes, [np.minimum(left, whole), whole * selected], whole)
+            works = kept(one.working_bytes) + whole - keeps
             if one.is_after:
                 after, working_after = after + one.count * keeps, np.maximum(working_after, works)
                 saved_after = saved_after + one.count * saved

@@ -586,6 +586,9 @@ def tensors_of(operators: Operators) -> int:
 
 FP32 = 4.0
 """Bytes of an fp32 number."""
+PLAIN_COPIES = 3.0
+"""Number of tensors of the logits' size that the plain loss keeps: log-softmax and two gradients.
+"""
 LOSS = ("_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
 SMALLEST_VOCABULARY = 2048
 """Smallest number of classes of a vocabulary. The loss of a classifier with fewer is negligible."""
@@ -643,6 +646,21 @@ def has_vocabulary_loss(operators: Operators) -> bool:
     return _loss(operators) is not None
 
 
+def logits_bytes(operators: Operators, copies: float = PLAIN_COPIES) -> Pair:
+    """Return the bytes of the logits and of all tensors of their size at the loss.
+
+    They are 0 without a cross-entropy over a vocabulary.
+
+    Args:
+        operators: Operators of the model.
+        copies: Number of tensors of this size in the plain loss.
+    """
+    if (loss := _loss(operators)) is not None:
+        return copies * loss.plain_width * loss.elements
+    fused = np.array(operators.function) == "cross_entropy"
+    return np.asarray(operators.written_bytes[fused].sum(axis=0))
+
+
 def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> TracedForm:
     """Return the form with another implementation of cross-entropy.
 
@@ -661,7 +679,8 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
     result = replaced(form, parts)
     if form.blocks is None or result.blocks is None:
         return result
-    before = _Bytes(loss.plain_width * loss.elements, 2.0 * loss.plain_width * loss.elements)
+    one = loss.plain_width * loss.elements
+    before = _Bytes(one, (PLAIN_COPIES - 1.0) * one)
     more = {
         "outside_saved_bytes": kept.saved - before.saved,
         "after_saved_bytes": kept.saved - before.saved,

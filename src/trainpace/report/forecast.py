@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainpace.core.outcome import STEP_PARTS, Forecast
+from trainpace.core.outcome import STEP_PARTS, Forecast, Memory
 from trainpace.core.stats import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import alike, memory_over_step, needed_gib
@@ -68,6 +68,8 @@ MOST_KEPT = 6
 """Number of devices whose best batch stays in a truncated table."""
 SURE = 0.99
 """Probability of fitting in memory above which it is not printed."""
+LARGE_PART = 0.2
+"""Share of the memory from which the logits are worth a setting of their own."""
 FITS = {None: "?", True: "yes", False: "NO"}
 
 
@@ -263,11 +265,21 @@ def _misfit(done: Sequence[Forecast]) -> str:
     device_has = "" if f.capacity_gib is None else f"; the device has {number(f.capacity_gib)} GiB"
     need = (
         f"needs at least {number(gib)} GiB, including the overhead of driver and"
-        f" allocator{device_has}."
+        f" allocator{device_has}.{_of_logits(f.memory)}"
     )
     if len(done) == 1:
         return f"No: it does not fit in memory. {place(f)} {need}"
     return f"No: none of them fits in memory. The closest, {place(f)}, {need}"
+
+
+def _of_logits(m: Memory | None) -> str:
+    """Return what to do about the logits if they take a large part of the memory, or ""."""
+    if m is None or m.logits_gib < LARGE_PART * m.allocated_gib:
+        return ""
+    return (
+        f" The logits take {number(m.logits_gib)} GiB of it. --cross-entropy chunked"
+        " (use_liger_kernel=True in Transformers) computes them in pieces."
+    )
 
 
 def _step(f: Forecast) -> str:
@@ -550,10 +562,11 @@ def _memory_in_words(f: Forecast) -> list[str]:
             f"{number(m.allocated_gib)} allocated, {number(m.reserved_gib)} reserved, {shown}"
             " (nvidia-smi)"
         )
+    logits = f" ({number(m.logits_gib)} of them for the logits)" if m.logits_gib else ""
     return [
         f"Memory at the peak: parameters {number(m.parameters_gib)}, gradients"
         f" {number(m.gradients_gib)}, optimizer states {number(m.optimizer_states_gib)},"
-        f" activations {number(m.activations_gib)} GiB; {total}."
+        f" activations {number(m.activations_gib)} GiB{logits}; {total}."
     ]
 
 
