@@ -40,4 +40,4 @@ def test_plan_changes_the_loss_before_it_shards(tmp_path):
     assert plan.changes[0].settings == {"use_liger_kernel": True}
     assert plan.changes[0].makes_fit
     assert not plan.start_fits
-    assert plan.best.choice.execution.tp == 1
+    assert plan.changes[0].execution == start

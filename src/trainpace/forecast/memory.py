@@ -113,7 +113,8 @@ There is a flat 16-bit copy, and an fp32 copy that is twice as large.
 COMPILED_COPIES = 2.0
 """Number of tensors of the logits' size under torch.compile: the logits and their gradient.
 
-The compiled loss keeps no log-softmax. nanochat's d20 then needs 71 GiB; its report has 73.7.
+The compiled loss keeps no log-softmax. For nanochat's d20 at 32 samples, the forecast is then 77
+GiB. Six of its published reports have 73.7 GiB.
 """
 GATHERED_BLOCKS = 2.0
 """Number of blocks whose parameters FSDP holds gathered: the current one and the prefetched one."""
@@ -219,6 +220,7 @@ class MemoryModel:
         checkpointed: True if the trace already recomputes activations.
         wide_states: True if the dtype of the optimizer states does not depend on the parameters'.
         adapted: True if the trained parameters are already in fp32, as with adapters.
+        saves_as_eager: True for an old torch.compile, which saves what eager mode saves.
     """
 
     def __init__(
@@ -228,9 +230,11 @@ class MemoryModel:
         checkpointed: bool = False,
         wide_states: bool = False,
         adapted: bool = False,
+        saves_as_eager: bool = False,
     ) -> None:
         self.form, self.half, self.checkpointed = form, half, checkpointed
         self.wide_states, self.adapted = wide_states, adapted
+        self.saves_as_eager = saves_as_eager
         # A file with only whole numbers is read as an integer array.
         peaks = form.memory.peaks.astype(np.float64)
         updates = peaks[:, 2] == 0
@@ -273,6 +277,7 @@ class MemoryModel:
             grid: The executions.
             on_gpu: True to add the memory of the allocator, the CUDA context and NCCL.
         """
+        grid = grid.uncompiled() if self.saves_as_eager else grid
         form, half, blocks, stage = self.form, self.half, self.form.blocks, grid.zero_stage[:, None]
         groups, stages, held, shard, width, parameters, states = self._lasting(grid)
         whole = held * form.memory.parameter_bytes
@@ -505,7 +510,7 @@ def _activations(
         selective = whole_block * np.minimum(
             1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0)
         )
-    compiled = np.where(grid.compile, _compiled_share(operators, blocks, batch), 1.0)
+    compiled = np.where(grid.is_compiled, _compiled_share(operators, blocks, batch), 1.0)
     whole_block = whole_block * compiled
     selective = np.minimum(selective, whole_block)
     block = np.select([full, some], [entering / partition, selective], whole_block)
@@ -520,7 +525,7 @@ def _activations(
     loss = np.maximum(in_one_piece - of_all, outside)
     # What runs before the blocks stays until the end of the backward pass.
     first = np.maximum(outside - (at(blocks.after_saved_bytes) - others.saved_after), 0.0)
-    fused = np.where(grid.compile, first + _logits(grid, form)[:, 0] * divided_head, np.inf)
+    fused = np.where(grid.compiles_loss, first + _logits(grid, form)[:, 0] * divided_head, np.inf)
     loss = np.where(logits_bytes(operators).any(), np.minimum(loss, fused), loss)
     loss = loss + (last - 1) * outside
     loss = loss / divided_head + _torch_head(grid, form, entering)
@@ -533,7 +538,7 @@ def _activations(
     highest = np.maximum.reduce([at_head, in_chain, behind, in_front])
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
     bytes_alive = of_chain + sent + highest
-    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some | grid.compile)
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some | grid.is_compiled)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
     return (
@@ -563,7 +568,7 @@ def _logits(grid: Grid, form: TracedForm) -> Floats:
         logits_bytes(form.operators, copies) for copies in (PLAIN_COPIES, COMPILED_COPIES)
     )
     plain = constant + slope * grid.micro_batch
-    alive = np.where(grid.compile, compiled[0] + compiled[1] * grid.micro_batch, plain)
+    alive = np.where(grid.compiles_loss, compiled[0] + compiled[1] * grid.micro_batch, plain)
     is_divided = form.blocks is not None and has_vocabulary_head(form.blocks)
     return np.asarray(alive / (grid.tp * grid.cp if is_divided else 1))[:, None]
 
