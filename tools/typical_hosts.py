@@ -32,6 +32,11 @@ SOLD = {
     "Gaudi": 2022,
     "Blackwell": 2024,
     "Battlemage": 2024,
+    "RDNA 3": 2022,
+    "Apple M1": 2020,
+    "Apple M2": 2022,
+    "Apple M3": 2023,
+    "Apple M4": 2024,
 }
 """Year in which most cards of a generation went on sale, from the makers' announcements."""
 NEWEST, OLDEST = 1, 2

@@ -159,6 +159,9 @@ CASES = (
     _case("lightning_checkpoint", "lightning", "checkpoint", "--save-every 45"),
     _case("evaluate_often", "plain", "evaluation", "--evaluate-every 50"),
     _case("hf_evaluate", "hf", "evaluation", "--eval-steps 40"),
+    _case("evaluate_epochs", "plain", "evaluation", "--evaluate-every 4"),
+    _case("collect_rollouts", "plain", "own_code", "--fast-environment"),
+    _case("collect_seldom", "plain", "own_code", "--collect-ms 0"),
 )
 
 _GPU: dict[str, Any] = {"gpu": True}

@@ -255,10 +255,10 @@ def test_out_of_memory_forecast_exits_1():
     assert "No: it does not fit in memory." in done.stdout
 
 
-def test_bf16_on_a_card_without_it_exits_1():
+def test_card_without_bf16_units_emulates_it_slowly():
     done = trainpace("forecast", "resnet18", "--gpu", "V100", "--precision", "amp_bf16")
-    assert done.returncode == 1
-    assert "no bf16 matrix rate" in done.stdout
+    assert done.returncode == 0
+    assert "emulates bf16" in " ".join(done.stdout.split())
 
 
 def test_measure_saves_its_measurements(task, tmp_path):

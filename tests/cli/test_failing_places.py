@@ -1,16 +1,24 @@
 """Commands report full, read-only or removed output folders in one line."""
 
+import contextlib
 import os
+import re
+import sqlite3
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from entries import entry
 from nouns import workload
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.host import user_folder
 from trainpace.core.records import save
-from trainpace.journal import Journal
+from trainpace.journal import Journal, database
+from trainpace.report.watch import from_home
 
 TASK = """
 import pathlib, shutil, sys, torch
@@ -242,3 +250,74 @@ def test_wall_clock_is_read_only_in_listed_modules():
         if any(word in path.read_text() for word in words)
     }
     assert found == moments
+
+
+UNREADABLE = (
+    "forecast no/x.json --gpu T4",
+    "plan no/x.json --gpu T4 --samples 1000 --epochs 1",
+    "plan resnet18 --watched no/rec --gpu T4",
+    "match no/x.json --samples 1000 --epochs 1",
+    "schedule --config no/x.json",
+    "watch --from no/x",
+    "diagnose no",
+    "diagnose no/x",
+    "precompute no/x.py:D --out o",
+    "verify no/x.py:f",
+    "journal import no/x.json --journal own.db",
+    "journal export no/x.csv --journal own.db",
+    "journal list --journal no/j.db",
+    "journal merge no/j.db --journal own.db",
+)
+
+
+@pytest.fixture
+def unreadable(folder, monkeypatch):
+    """A folder that nobody may enter, for a process without the rights of root."""
+    (folder / "no").mkdir()
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    if not os.getuid() and subprocess.run([*drop, "true"], capture_output=True).returncode:
+        pytest.skip("needs setpriv to give up the rights of root")
+    monkeypatch.setattr(
+        subprocess, "run", partial(with_prefix, subprocess.run, [] if os.getuid() else drop)
+    )
+    (folder / "no").chmod(0)
+    yield folder
+    (folder / "no").chmod(0o700)
+
+
+def with_prefix(run, prefix, command, **options):
+    return run([*prefix, *command], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", UNREADABLE)
+def test_folder_that_may_not_be_entered_is_one_sentence(words, unreadable):
+    done = trainpace(unreadable, *words.split())
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search("permission denied|no folder|does not exist", done.stderr, re.IGNORECASE)
+
+
+def test_user_without_home_and_account_keeps_files_in_the_temporary_folder(monkeypatch, tmp_path):
+    def unknown(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert user_folder("data").is_relative_to(tmp_path)
+    assert from_home(tmp_path / "rec") == str(tmp_path / "rec")
+
+
+def test_locked_journal_is_said_within_seconds(folder, monkeypatch):
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.5)
+    with contextlib.closing(sqlite3.connect(folder / "own.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with (
+            Journal.open(str(folder / "own.db")) as journal,
+            pytest.raises(UnreadableInput) as told,
+        ):
+            journal.add(entry())
+        assert time.monotonic() - began < 5
+    assert "is locked by another process. Nothing was saved" in str(told.value)

@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 from nouns import TOKENS, stacked, workload
 from trainpace.core.records import save
+from trainpace.verbs import forecast as forecast_verb
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.request import Silent
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def test_options_matching_the_trace_are_accepted(model):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "bf16"), "no bf16")],
+    [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "fp8"), "no FP8")],
 )
 def test_impossible_forecast_states_the_reason_on_stderr(model, arguments, said):
     done = forecast(model, "--gpu", "T4", "--json", *arguments)
@@ -306,3 +309,17 @@ def test_mistyped_option_value_gets_the_nearest_known_name(option, wrong, neares
     assert f"Nearest: {nearest}" in done.stderr
     assert wrong in done.stderr
     assert done.stderr.count(",") > 1  # lists the known names
+
+
+def test_forecast_without_batch_takes_the_largest_that_surely_fits():
+    def rows(*more):
+        request = ForecastRequest(model="vgg16", gpu=("GTX 1060 3GB", "A100"), **dict(more))
+        return forecast_verb.run(request, Silent())
+
+    answer = rows()
+    small, large = answer
+    assert 1 <= small.execution.micro_batch < large.execution.micro_batch == 32
+    assert small.fits
+    assert small.fit_probability >= 0.9
+    assert any("--batch" in note for note in answer.notes)
+    assert [f.execution.micro_batch for f in rows(("batch", (16,)))] == [16, 16]

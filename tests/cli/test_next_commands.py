@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -99,6 +100,7 @@ def check_conditions(asked, following):
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("next")
     save(workload(), folder / "model.json")
+    (folder / "llama.json").write_text(json.dumps(LLAMA))
     (folder / "runs.csv").write_text(
         "model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms\nresnet50,T4,fp32,32,300\nresnet50,T4,fp32,64,600\n"
     )
@@ -106,6 +108,15 @@ def place(tmp_path_factory):
     return folder
 
 
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
 FLEET = "--gpu A100 --num-gpus 8 --nodes 2 --network 25"
 COMMANDS = [
     "forecast resnet50",
@@ -118,6 +129,9 @@ COMMANDS = [
     "forecast model.json --gpu T4 --batch 4 --clip-gradients --no-journal",
     "match resnet50 --samples 1.28M --epochs 90 --global-batch 512 --optimizer adamw --journal own.db",
     "match resnet50 --samples 50k --epochs 2 --compile --gpu T4 --max-nodes 1 --no-journal",
+    "match model.json --samples 1000 --epochs 1 --loader-rate 100 --no-journal",
+    "match transformers:llama.json --tokens 1M --max-steps 1000 --gpu T4 --max-nodes 1",
+    "forecast transformers:llama.json --tokens 1M --max-steps 1000 --gpu T4",
     "match model.json --samples 1.28M --epochs 90 --global-batch 4096 --gpu H100 --evaluation-samples 50000 --by hours",
     "plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90 --keep precision",
     f"plan model.json {FLEET} --zero 3 --samples 100000 --epochs 3 --journal own.db --output kept.json",
@@ -144,6 +158,47 @@ def test_next_command_keeps_the_conditions_of_the_first(command, place, monkeypa
             check_conditions(asked, words)
             if words[0] in RUN_HERE:
                 printed(words, place)
+
+
+CHANGED = [
+    "forecast resnet50 --global-batch 64",
+    "forecast model.json --gpu T4 --batch 100000 --global-batch 100000",
+    "match model.json --samples 1000 --epochs 1 --precision fp8 --precision bf16 --fp8-recipe block",
+]
+"""Commands with an option that has no meaning in the command that follows."""
+
+
+@pytest.mark.parametrize("command", CHANGED)
+def test_next_command_leaves_out_options_that_it_would_refuse(command, place):
+    following = next_commands(printed(shlex.split(command), place))
+    assert following
+    for _, *words in following:
+        assert not {"--global-batch", "--fp8-recipe"} & {*words}
+        printed(words, place)
+
+
+def test_public_run_without_own_counterpart_has_no_next_command(place):
+    show = ["journal", "show", "public:e8dbbd8898", "--journal"]
+    assert not next_commands(printed([*show, "missing.db"], place))
+    assert not (place / "missing.db").exists()
+    (following,) = next_commands(printed([*show, "own.db"], place))
+    printed(following[1:], place)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--batch", "1,2,4,8", "--global-batch", "16"],
+        ["--batch", "8", "--accumulate", "3", "--global-batch", "16"],
+        ["--num-gpus", "3", "--tp", "2"],
+        ["--num-gpus", "4", "--pp", "2", "--virtual-stages", "2"],
+    ],
+)
+def test_conflicting_options_are_reported_before_tracing(options, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["forecast", "transformers:there_is_no_such_file.json", *options])
+    assert ended.value.code == 2
+    assert "no_such_file" not in capsys.readouterr().err
 
 
 def test_next_command_of_a_journal_keeps_the_journal_path(place):

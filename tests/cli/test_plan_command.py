@@ -223,7 +223,7 @@ def test_plan_exits_1_if_nothing_fits_in_memory(model, tmp_path):
             "accumulation 2",
         ),
         (("--gpu", "A100", "--num-gpus", "2", *JOB, "--tp", "2"), "no repeated blocks"),
-        (("--gpu", "T4", *JOB, "--precision", "bf16"), "no bf16"),
+        (("--gpu", "T4", *JOB, "--precision", "fp8"), "no FP8"),
         (("--gpu", "A100", "--nodes", "2", *JOB), "network"),
         (("--gpu", "A100", *JOB, "--watched", "nowhere"), "nowhere"),
         *(

@@ -10,8 +10,19 @@ import pytest
 from hostile.commands import Ended, attempt, command
 from trainpace.cli.program import _cli, main
 from trainpace.verbs import SUMMARIES
-from trainpace.verbs.defaults import ONLY_JOURNAL, REFUSED, SETTABLE
+from trainpace.verbs.defaults import ONLY_JOURNAL, REFUSED, SETTABLE, defaults_for
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.match import MatchRequest
+from trainpace.verbs.plan import PlanRequest
+from trainpace.verbs.request import fields_of
+from trainpace.verbs.schedule import ScheduleRequest
 
+REQUESTS = {
+    "forecast": ForecastRequest,
+    "match": MatchRequest,
+    "plan": PlanRequest,
+    "schedule": ScheduleRequest,
+}
 TASK = "open('ran', 'w')\ndef task(): raise RuntimeError\n"
 
 
@@ -275,3 +286,13 @@ def test_documentation_example_works(ask):
     )
     code, _, err = ask(example, "plan", "resnet18", "--json")
     assert (code, "--gpu A100 --samples 1.28M" in err, "--num-gpus 4" in err) == (0, True, True)
+
+
+@pytest.mark.parametrize("verb", ["forecast", "match", "plan", "schedule"])
+def test_tokens_replace_samples_and_keep_epochs_in_every_verb(verb, project):
+    (project / "trainpace.toml").write_text('samples = "1.28M"\nepochs = 90\nbatch = 32\n')
+    fields = fields_of(REQUESTS[verb])
+    given = {"tokens": 10**9} if "tokens" in fields else {}
+    values = defaults_for((verb,), fields, given).values
+    assert values["epochs"] == 90
+    assert ("samples" in values) is not bool(given)

@@ -293,9 +293,16 @@ def test_exit_code_is_kept_without_steps(verb, tmp_path):
 WAITING = "import torch, time, sys; print('here', flush=True); time.sleep(60)"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "send"),
+    [
+        (signal.SIGINT, 130, os.killpg),
+        (signal.SIGINT, 130, os.kill),
+        (signal.SIGTERM, 143, os.kill),
+    ],
+)
 @pytest.mark.parametrize("verb", ["watch", "diagnose"])
-def test_signal_is_forwarded_and_sets_the_exit_code(verb, number, code, tmp_path):
+def test_signal_is_forwarded_and_sets_the_exit_code(verb, number, code, send, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -312,7 +319,7 @@ def test_signal_is_forwarded_and_sets_the_exit_code(verb, number, code, tmp_path
         command, stdout=-1, stderr=-1, text=True, start_new_session=True
     ) as process:
         assert process.stdout.readline() == "here\n"
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        send(process.pid, number)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == code
     assert "exit code -" not in stderr

@@ -225,7 +225,7 @@ def test_launch_commands_are_read(command, expected):
     "command",
     [
         "",
-        "python train.py",
+        "bash train.sh",
         "torchrun --nproc-per-node",
         "torchrun --nproc-per-node four t.py",
         "torchrun 'x",

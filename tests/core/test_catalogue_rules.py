@@ -57,11 +57,20 @@ def of(*capabilities: str) -> Callable[[Device], bool]:
     return lambda device: device.compute_capability in capabilities
 
 
+def is_apple(device: Device) -> bool:
+    return device.vendor == "Apple"
+
+
+def is_gtx_16(device: Device) -> bool:
+    return device.name.startswith("GTX 16")
+
+
 NO_MATRIX_UNITS = ("3.7", "5.2", "6.0", "6.1")
 LINKED = ("8.0", "9.0", "10.0", "10.3", "gfx908", "gfx90a", "gfx942", "gfx950", "gaudi2", "gaudi3")
 ALLOWED = {
     "fp16_tensor_tflops": [
         Allowed(of(*NO_MATRIX_UNITS), "has no matrix units"),
+        Allowed(is_gtx_16, "Turing without matrix units"),
         Allowed(
             of("gaudi2", "gaudi3"),
             "Intel publishes bf16 and FP8 alone; a forecast in fp16 is refused",
@@ -69,14 +78,17 @@ ALLOWED = {
     ],
     "bf16_tensor_tflops": [Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5"), "computes no bf16")],
     "tf32_tensor_tflops": [
-        Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "gfx908", "gfx90a", "gfx950"), "has no TF32"),
+        Allowed(
+            of(*NO_MATRIX_UNITS, "7.0", "7.5", "gfx908", "gfx90a", "gfx950", "gfx1100"),
+            "has no TF32",
+        ),
         Allowed(
             of("gaudi2", "gaudi3"), "Intel publishes no rate; a forecast in fp32 or TF32 is refused"
         ),
     ],
     "fp8_tensor_tflops": [
         Allowed(
-            of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a", "xe2"),
+            of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a", "gfx1100", "xe2"),
             "has no FP8",
         )
     ],
@@ -107,6 +119,17 @@ ALLOWED = {
         )
     ],
 }
+
+
+ON_ITS_CPUS_CHIP = Allowed(
+    lambda device: device.form_factor == "integrated", "shares a chip and its memory with the CPU"
+)
+APPLE = Allowed(is_apple, "Apple publishes neither; matmuls run on the cores at the fp32 rate")
+for name in ("link_gb_per_s", "pcie_generation", "pcie_lanes", "l2_mib", "boost_clock_mhz"):
+    ALLOWED.setdefault(name, []).append(ON_ITS_CPUS_CHIP)
+for name in ("fp16", "bf16", "tf32", "fp8"):
+    ALLOWED[f"{name}_tensor_tflops"].append(APPLE)
+ALLOWED.setdefault("tdp_w", []).append(APPLE)
 
 
 def holes(devices: Iterable[Device]) -> list[str]:

@@ -319,3 +319,23 @@ def test_mistake_in_catalogue_file_is_one_line(mistake: str) -> None:
     assert "\n" not in message
     for words in said:
         assert words in message
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("3090", "RTX 3090"),
+        ("4090", "RTX 4090"),
+        ("1080", "GTX 1080"),
+        ("a6000", "RTX A6000"),
+        ("7900 XTX", "RX 7900 XTX"),
+        ("GTX Titan X", "Titan X Maxwell"),
+        ("GTX 1060", "GTX 1060"),
+        ("GeForce GTX 1660 SUPER", "GTX 1660 Super"),
+        ("GP100", "Quadro GP100"),
+        ("DGX Spark", "GB10"),
+        ("M4 Max", "Apple M4 Max"),
+    ],
+)
+def test_cards_are_found_by_the_names_that_people_use(name: str, card: str) -> None:
+    assert find_device(name).name == card

@@ -135,7 +135,7 @@ def test_isolated_worker_returns_result_and_leaves_no_processes(worker, tmp_path
         (
             "raise ValueError('no such batch')",
             UserCodeError,
-            "the model's code raised ValueError at made_worker.py line 3: no such batch",
+            "the model's code raised ValueError at made_worker.py line 3: no such batch.",
         ),
         ("raise MemoryError", OutOfMemory, "out of memory. Try a smaller batch."),
         (
@@ -161,22 +161,22 @@ def test_isolated_worker_returns_result_and_leaves_no_processes(worker, tmp_path
         (
             "raise KeyboardInterrupt",
             UserCodeError,
-            "the model's code raised KeyboardInterrupt at made_worker.py line 3: no message",
+            "the model's code raised KeyboardInterrupt at made_worker.py line 3: no message.",
         ),
         (
             "raise GeneratorExit('so')",
             UserCodeError,
-            "the model's code raised GeneratorExit at made_worker.py line 3: so",
+            "the model's code raised GeneratorExit at made_worker.py line 3: so.",
         ),
         (
             "class E(Exception):\n    def __str__(self): raise E\nraise E",
             UserCodeError,
-            "the model's code raised E at made_worker.py line 5: unreadable message",
+            "the model's code raised E at made_worker.py line 5: unreadable message.",
         ),
         (
             "import json, os\njson.dumps = os.replace = None\nraise ValueError('x')",
             UserCodeError,
-            "the model's code raised ValueError at made_worker.py line 5: x",
+            "the model's code raised ValueError at made_worker.py line 5: x.",
         ),
         (
             "import sys, os; open(sys.argv[2], 'w').write('{\"result'); os._exit(0)",

@@ -787,6 +787,25 @@ def test_slow_operators_are_named_with_source_lines():
     assert said not in diagnose(recording(rank(forward=10, other=90, slow_operators=slow))).why
 
 
+def test_rarer_evaluation_is_advised_relative_to_the_present_rhythm():
+    """An epoch has 100 steps, and every second epoch is evaluated."""
+    r = rank(forward=10, evaluation=10, loader=loader(), occasions={"evaluation": 1 / 200})
+    titles = [a.title for a in diagnose(recording(r)).advice]
+    assert "evaluation half as often (every 4 epochs)" in titles
+
+
+def test_an_epoch_left_early_is_as_long_as_it_was_seen():
+    r = rank(forward=10, loader=loader(), epoch_steps=20.0)
+    assert diagnose(recording(r)).steps_per_epoch == 20
+
+
+def test_collecting_experience_is_named_and_to_be_done_in_parallel():
+    line = Line(part="other", line="/x/train.py:17 collect", called="", share=1.0)
+    d = diagnose(recording(rank(forward=1, other=10, lines=(line,), collects_experience=True)))
+    assert d.shares[0].in_words.startswith("collecting experience")
+    assert d.advice[0].title == "collect faster at train.py:17 collect"
+
+
 def test_workers_do_not_shorten_unexplained_waits():
     """Samples account for 2 of the 10 ms of waiting."""
     r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)

@@ -139,3 +139,38 @@ def test_only_lists_of_events_are_traces(tmp_path):
 def test_folder_without_traces_is_rejected(tmp_path):
     with pytest.raises(UnreadableInput):
         read_profiled(tmp_path)
+
+
+def cycle(path, host="vm", steps=4, clock_us=made.CLOCK_US, work=made.COMPUTING, pid=made.PID):
+    events = [event | {"pid": pid} for event in made.events_of(work, steps, clock_us)]
+    made.write(path, made.trace_of(events) | {"host_name": host})
+
+
+@pytest.mark.parametrize(
+    "work", [made.COMPUTING, Work(10_000.0, operators=(("aten::mm", 5, 9e3),))]
+)
+def test_cycles_of_one_process_are_one_rank(work, tmp_path):
+    cycle(tmp_path / "a_1.pt.trace.json", work=work)
+    cycle(tmp_path / "a_2.pt.trace.json", clock_us=made.CLOCK_US + 1e6, work=work)
+    found = read_profiled(tmp_path)
+    (rank,) = found.ranks
+    # Without kernels, the last step of a cycle has a known end and counts.
+    assert rank.steps == (6 if work.kernels else 8)
+    assert found.step_ms == pytest.approx(10.0, rel=1e-3)
+    assert found.warnings == read_profiled(tmp_path / "a_1.pt.trace.json").warnings[-1:]
+
+
+def test_other_processes_and_hosts_are_other_ranks(tmp_path):
+    for name, about in (("a", {}), ("b", {"pid": 7}), ("c", {"pid": 7, "host": "other"})):
+        cycle(tmp_path / f"{name}.json", **about)
+    assert len(read_profiled(tmp_path).ranks) == 3
+
+
+def test_step_in_which_the_host_does_nothing_is_not_counted(tmp_path):
+    work = Work(178_000.0, operators=(("aten::mm", 5.0, 170_000.0),))
+    events = made.events_of(work, steps=1)
+    (marked,) = (event for event in events if event["name"].startswith("ProfilerStep"))
+    events.append(marked | {"name": "ProfilerStep#1", "ts": marked["ts"] + 178_000.0, "dur": 17.0})
+    found = read_profiled(made.write(tmp_path / "t.json", made.trace_of(events)))
+    assert [rank.steps for rank in found.ranks] == [1]
+    assert found.median_ms == pytest.approx(178.0, rel=1e-3)

@@ -17,7 +17,7 @@ a,resnet18,T4,fp32,32,200,sgd momentum,train,224,,nchw
 a,resnet18,V100,fp32,32,70,sgd momentum,train,224,3.0,nchw
 b,resnet18,A100,amp_fp16,64,40,none,forward_backward,224,,nhwc
 b,resnet18,A100,tf32,64,10,,inference,128,,nchw
-b,resnet18,T4,bf16,64,10,,train,224,,nchw
+b,resnet18,T4,fp8,64,10,,train,224,,nchw
 b,no_such_model,A100,tf32,64,10,,train,224,,nchw
 b,,A100,tf32,64,10,,train,224,,nchw
 """
@@ -53,7 +53,7 @@ def test_rows_and_summary_report_errors_and_reasons(folder):
         )
         assert row["low_ms"] < row["forecast_ms"] < row["high_ms"]
         assert row["in_interval"] == (row["low_ms"] <= row["measured_ms"] <= row["high_ms"])
-    assert "bf16" in rows[4]["unsupported"]
+    assert "FP8" in rows[4]["unsupported"]
     assert "no_such_model" in rows[5]["unsupported"]
     assert "no model definition" in rows[6]["unsupported"]
     assert rows[1]["memory_error_pct"] is not None

@@ -1,5 +1,6 @@
 """The journal behaves the same on SQLite and on a real PostgreSQL."""
 
+import datetime
 import multiprocessing
 import os
 import sqlite3
@@ -16,6 +17,7 @@ from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import FailedProbe
 from trainpace.journal import Entry, Journal, Query, entry_of, may_know, new_id, probe_of
+from trainpace.journal.entry import utc_text
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -149,7 +151,18 @@ def test_find_applies_every_filter(journal):
         with pytest.raises(TrainpaceError):
             Query(**wrong)
     with pytest.raises(TrainpaceError):
-        ids(since="yesterday")
+        ids(since="someday")
+
+
+def test_since_accepts_today_and_yesterday(journal):
+    now = datetime.datetime.now(datetime.UTC)
+    made = [
+        entry(id=f"{i:032x}", created_at=utc_text(now - datetime.timedelta(days=i)))
+        for i in range(4)
+    ]
+    journal.add_many(made)
+    assert {e.id for e in journal.find(Query(since="Yesterday"))} == {e.id for e in made[:2]}
+    assert {e.id for e in journal.find(Query(since="today"))} == {made[0].id}
 
 
 def test_find_pages_and_get_accepts_id_prefixes(journal):

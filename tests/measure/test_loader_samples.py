@@ -283,9 +283,12 @@ def test_workers_speed_up_waiting_loader():
             "(ConnectionResetError: [Errno 104] Connection reset by peer)",
         ),
         (
-            EOFError("Caught EOFError in DataLoader worker process 0.\nEOFError: no data left"),
+            EOFError(
+                "Caught EOFError in DataLoader worker process 0.\n"
+                "Original Traceback (most recent call last):\n  ...\nEOFError: no data left"
+            ),
             2,
-            "the DataLoader with 2 workers raised EOFError: EOFError: no data left",
+            "the DataLoader with 2 workers raised EOFError: no data left",
         ),
         (
             EOFError("no data left"),

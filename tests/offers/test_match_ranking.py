@@ -88,11 +88,20 @@ def test_workload_traced_at_one_batch_is_accumulated_to_multiples():
         rank(replace(only, traced_batches=(7,)), [T4], {"T4": find_device("T4")}, JOB, "usd")
 
 
+def test_servers_that_cannot_run_the_only_traced_batch_are_rejected_with_the_reason():
+    only = replace(workload(), traced_batches=(64,))
+    devices = {name: find_device(name) for name in ("T4", "A100")}
+    ranking = rank(only, [T4, JOINED], devices, JOB, "usd")
+    assert [m.offer for m in ranking.matches] == [T4]
+    assert {r.binding for r in ranking.rejected} == {"batch"}
+    assert "batch size of 64 per GPU, and 8 GPUs would get 8 samples" in ranking.rejected[0].reason
+
+
 def test_match_uses_fastest_supported_precision():
     assert ranked([T4]).matches[0].forecast.execution.precision == "amp_fp16"
     both = ranked([A100], replace(JOB, precisions=("fp32", "amp_bf16"))).matches
     assert [m.forecast.execution.precision for m in both] == ["amp_bf16"]
-    only = ranked([T4], replace(JOB, precisions=("amp_bf16",)))
+    only = ranked([T4], replace(JOB, precisions=("fp8",)))
     assert not only.matches
     assert only.rejected[0].binding == "device"
 

@@ -14,6 +14,7 @@ from trainpace.report import page, show
 from trainpace.report.run import (
     ahead_json,
     ahead_sections,
+    equivalence_verdict,
     ladder_json,
     ladder_sections,
     ladder_table,
@@ -21,8 +22,9 @@ from trainpace.report.run import (
     speedups,
     table_of,
 )
-from trainpace.run import NO_FORECAST, StepForecast
+from trainpace.run import NO_FORECAST, Equivalence, Question, StepForecast, WayResult
 from trainpace.run.climbing import climb, preview
+from trainpace.run.equivalence import Facts, Tried
 from trainpace.run.results import EndToEnd, Gain
 from trainpace.run.trial import FailedTrial
 
@@ -289,3 +291,36 @@ def test_chosen_alternative_follows_rung_title():
         )
     )
     assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]
+
+
+def compared(way, first, **fields):
+    result = WayResult(
+        way=way,
+        sizes=(4, 4),
+        difference=0.1,
+        worst="w",
+        moved=1.0,
+        equal=False,
+        first_loss=5.302336,
+        **fields,
+    )
+    asked = Question(model="m", batch=8)
+    return Equivalence(question=asked, ways=(result,), facts=Facts(losses=(first,)), repeated=0.0)
+
+
+def test_losses_that_differ_are_printed_with_the_digits_that_differ():
+    (line,) = equivalence_verdict(compared("ddp", 5.302118))
+    assert "5.3023 in parts and 5.3021 at once" in line
+    (line,) = equivalence_verdict(compared("ddp", 5.302337))
+    assert "The first loss is still the same" in line
+
+
+def test_change_that_removes_most_of_the_difference_is_named():
+    tried = (
+        Tried(changes=("sum",), difference=0.1),
+        Tried(changes=("no_dropout",), difference=2e-5),
+    )
+    (line,) = equivalence_verdict(compared("ddp", 5.302118, tried=tried))
+    assert "dropout" in line
+    assert "up to 2.0e-05, where they differed by 1.0e-01" in line
+    assert "contrastive" not in line

@@ -83,6 +83,27 @@ def own_loss():
             x, y = super().__getitem__(i)
             return {"x": x, "y": y}, y
     return model, loss, torch.optim.SGD(model.parameters(), lr=0.05), Pairs()
+class Answers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 6))
+    def forward(self, x, y):
+        return {"loss": F.cross_entropy(self.layers(x).view(-1, 3, 2), y)}
+def answers():
+    model = Answers()
+    class Batch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.answers = model
+        def forward(self, batch):
+            return self.answers(batch["x"], batch["y"])
+    batch = Batch()
+    loss = lambda out, y: out["loss"]
+    class Pairs(Data):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return {"x": x, "y": y}, y
+    return batch, loss, torch.optim.AdamW(batch.parameters(), lr=1e-3), Pairs(ignored=True)
 def broken():
     return task(loss=lambda out, y: 1 / 0)
 """
@@ -161,6 +182,15 @@ def test_verify_finds_planted_cause_of_accumulation(folder, task, cause):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("way", ["accumulate", "data_parallel"])
+def test_means_over_unequal_targets_are_found_under_adamw(folder, way):
+    asked = ("mine.py:answers", "--batch", "16", "--way", way)
+    said = ask(folder, *asked, code=1)
+    assert said["ways"][0]["cause"] in (["weight_by_targets"], ["weight_by_targets", "fp64"])
+    assert "contrastive" not in said["verdict"][0]
+
+
+@pytest.mark.long
 def test_verify_finds_deepspeed_equivalent(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ENGINES))
     (way,) = ask(folder, "mine.py:plain", "--way", "deepspeed", code=0)["ways"]
@@ -234,6 +264,14 @@ def test_candidate_changes_follow_observed_facts():
     seen = Facts(losses=(), batch_norms=1, random=True, hooks=1, uneven_targets=True)
     every = candidates(Question(model="m", batch=10, parts=4, precision="bf16"), seen, "accumulate")
     assert every == CHANGES
+
+
+def test_replicas_are_weighted_only_if_each_has_its_own_loss():
+    q, seen = Question(model="m", batch=9), Facts(losses=(), uneven_targets=True, divided=False)
+    assert candidates(q, seen, "data_parallel") == ("fp64",)
+    own = Facts(losses=(), uneven_targets=True)
+    weights = ("weight_by_samples", "weight_by_targets", "sum", "fp64")
+    assert candidates(q, own, "data_parallel") == weights
 
 
 def test_whole_batch_variant_drops_weighting_changes():

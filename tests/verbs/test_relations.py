@@ -1,5 +1,6 @@
 """Relations between options hold for requests and for a project's defaults."""
 
+import itertools
 from types import FunctionType
 from typing import get_args, get_type_hints
 
@@ -9,11 +10,19 @@ from hypothesis import strategies as st
 
 import trainpace
 from trainpace.cli import forecasting, journal_commands, measuring
+from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS
 from trainpace.verbs.defaults import SETTABLE
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.plan import EXECUTION_NOW, PlanRequest
-from trainpace.verbs.request import Misuse, check_relations, fields_of, inapplicable, rivals_of
+from trainpace.verbs.request import (
+    Misuse,
+    as_typed,
+    check_relations,
+    fields_of,
+    inapplicable,
+    rivals_of,
+)
 from trainpace.verbs.training import EXECUTED_AS, EXECUTION_OPTIONS
 
 
@@ -118,6 +127,27 @@ def test_dropped_default_conflicts_or_lacks_a_required_option(question):
 def test_python_functions_check_option_relations(options):
     with pytest.raises(Misuse):
         trainpace.forecast("resnet18", gpu="T4", **options)
+
+
+TYPED = ("1", "3", "64", "0.25", "2.5", "1000", "1h", "1B", "fp32", "1,3,8", "1:4")
+FORWARDED = sorted(
+    {(name, f) for fields in COMMANDS.values() for name, f in fields.items() if f.about.unit},
+    key=lambda pair: pair[0],
+)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in FORWARDED} - {"steps"}))
+def test_a_value_of_one_command_can_be_typed_for_every_other_with_the_same_option(name):
+    fields = [field for known, field in FORWARDED if known == name]
+    for here, there, text in itertools.product(fields, fields, TYPED):
+        try:
+            read, wanted = here.read(text), there.read(text)
+        except TrainpaceError:
+            continue
+        words = as_typed(there, read)
+        assert words[0] == f"--{there.option}"
+        got = [there.read_one(word) for word in words[1::2]]
+        assert (tuple(got) if there.several else got[0]) == wanted
 
 
 def test_execution_options_have_the_defaults_of_execution():

@@ -99,9 +99,8 @@ def test_blocks_exclude_settling_steps_and_average_rare_parts(tmp_path):
     ] * 2
     assert rank.blocks[0].parts_ms["checkpoint"] == pytest.approx(10)
     assert rank.steps == 8
-    assert rank.parts_ms["checkpoint"] == pytest.approx(
-        2 * 40 / 22
-    )  # over all steps from the first block on
+    # No period is without repeated batches, so 2 of the 20 steps with their own batches count.
+    assert rank.parts_ms["checkpoint"] == pytest.approx(2 * 40 / 20)
 
 
 def test_loader_start_under_trials_counts_once_per_epoch(tmp_path):
@@ -126,7 +125,30 @@ def test_evaluation_under_trials_is_taken_from_plain_steps(tmp_path):
         steps += [("cached_batch", {FORWARD: 10, EVALUATION: 4})]
     write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 10}))
     (rank,) = read_recording(tmp_path).ranks
-    assert rank.parts_ms["evaluation"] == pytest.approx(2 * 40 / 20)
+    assert rank.parts_ms["evaluation"] == pytest.approx(40 / 11)
+
+
+def test_an_evaluation_every_tenth_step_counts_by_whole_periods(tmp_path):
+    """Also if the counted steps are few: here 5, one of them with an evaluation."""
+    steps = [
+        ("plain", {FORWARD: 10} | ({EVALUATION: 40} if i % 10 == 0 else {})) for i in range(1, 26)
+    ]
+    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 18}))
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.parts_ms["evaluation"] == pytest.approx(40 / 10)
+    assert rank.occasions["evaluation"] == pytest.approx(1 / 10)
+
+
+def test_work_once_in_fifty_steps_counts_by_whole_periods_and_not_in_a_block(tmp_path):
+    """Its first occurrence is in no plain step after the warm-up, and the second is in a block."""
+    rare = {OTHER: 500, FORWARD: 10}
+    steps = [("plain", {FORWARD: 10})] * 49 + [("settling", rare)]
+    steps += [("plain", {FORWARD: 10})] * 49 + [("plain", rare)] + [("plain", {FORWARD: 10})] * 9
+    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 10}))
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.parts_ms["other"] == pytest.approx(500 / 50)
+    assert rank.step_ms == pytest.approx(20)
+    assert {round(b.step_ms, 6) for b in rank.blocks} == {10}
 
 
 def test_sample_costs_come_from_worker_records(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import signal
 import socket
 import stat
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from served import served
 from trainpace.core.errors import TrainpaceError
 from trainpace.web.server import (
     MOST_CONNECTIONS,
@@ -126,6 +128,16 @@ def test_only_get_and_head_are_allowed(server, method):
 )
 def test_request_bodies_are_rejected(server, headers):
     assert get(server, "/runs", *headers)[0] == 413
+
+
+def test_malformed_chunk_is_answered_without_a_traceback(data):
+    with served(data) as server:
+        head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        sent = f"{head}Transfer-Encoding: chunked\r\n\r\nZZ\r\n".encode()
+        assert raw(server.port, sent).startswith(b"HTTP/1.1 4")
+        assert get(server, "/runs")[0] == 200
+        server.process.send_signal(signal.SIGINT)
+        assert "Traceback" not in server.process.stdout.read()
 
 
 def test_long_urls_and_headers_are_rejected(server):

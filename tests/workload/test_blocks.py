@@ -11,8 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nouns import at_peak
+from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
+from trainpace.forecast import Forecaster, Target
 from trainpace.workload import Variant, at_batch
-from trainpace.workload.blocks import longest_chain
+from trainpace.workload.blocks import SHORTEST, longest_chain
 from trainpace.workload.task import Task
 from trainpace.workload.trace import trace, trace_task
 
@@ -73,11 +76,11 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self, layers, tied=True, recompute=False):
+    def __init__(self, layers, tied=True, recompute=False, words=WORDS):
         super().__init__()
         self.recompute = recompute
-        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.ModuleList(layers)
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.words, self.layers = nn.Embedding(words, WIDTH), nn.ModuleList(layers)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, words, bias=False)
         if tied:
             self.head.weight = self.words.weight
 
@@ -418,6 +421,16 @@ def test_models_without_repeated_layers_have_no_blocks(model):
     assert trace_task(task, variant=STEP).forms["fp32"].blocks is None
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("form", ["fp32", "amp"])
+def test_a_large_vocabulary_does_not_hide_the_layers(tied, form):
+    model = Language([Block() for _ in range(4)], tied, words=50_000)
+    layers = sum(p.numel() for p in model.layers.parameters())
+    assert layers < 0.1 * numbers(model)
+    _, blocks = blocks_of(model, form)
+    assert (blocks.module, blocks.count) == ("layers", 4)
+
+
 def test_resnet50_has_no_blocks():
     assert trace("resnet50", variant=STEP).forms["fp32"].blocks is None
 
@@ -474,3 +487,46 @@ def test_only_last_two_matmuls_of_branch_are_divided():
         (1, WIDTH),
         (56, WIDTH),
     }
+
+
+class TwoChains(Language):
+    """A small language model whose input runs through a second chain of wider blocks."""
+
+    def __init__(self, recompute=False):
+        super().__init__([Block() for _ in range(LAYERS)], recompute=recompute)
+        self.encoder = nn.ModuleList(Block(fused_qkv=False) for _ in range(SHORTEST))
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for layer in (*self.encoder, *self.layers):
+            x = (
+                checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+                if self.recompute
+                else layer(x)
+            )
+        return self.head(self.norm(x))
+
+
+def test_blocks_outside_the_chain_are_found():
+    _, blocks = blocks_of(TwoChains())
+    assert (blocks.module, blocks.count) == ("layers", LAYERS)
+    (other,) = blocks.others
+    assert (other.module, other.count, other.is_after) == ("encoder", SHORTEST, False)
+    assert other.left_bytes == blocks.input_bytes == (0.0, 4.0 * TOKENS * WIDTH)
+    assert other.saved_bytes == pytest.approx(blocks.saved_bytes, rel=0.02)
+    assert other.operator_counts.sum() > 0
+
+
+@pytest.mark.parametrize("model", [language, TwoChains])
+def test_full_recomputation_is_forecast_as_traced(model):
+    """Peak with the forecast's recomputation, beside the peak of a model that recomputes itself."""
+    plain, own = (
+        trace_task(language_task(model(recompute=recompute)), ("fp32",), STEP)
+        for recompute in (False, True)
+    )
+    target = Target(Cluster(device=find_device("A100")))
+    forecast, traced = (
+        Forecaster(w, target).memory(Execution(micro_batch=64, activation_checkpointing=how))
+        for w, how in ((plain, "full"), (own, "none"))
+    )
+    assert forecast.allocated_gib == pytest.approx(traced.allocated_gib, rel=0.05)

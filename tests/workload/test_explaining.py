@@ -1,5 +1,7 @@
 """Error messages for models that cannot be traced."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -37,6 +39,13 @@ def test_module_names_resembling_expert_get_no_expert_advice(name):
     model.add_module(name, Peeking())
     model.forward = getattr(model, name).forward
     assert "xpert" not in str(explained("Net", raised(model), model))
+
+
+@pytest.mark.parametrize(("part", "advised"), [(Peeking(), False), (SparseMoeBlock(), True)])
+def test_only_a_model_with_experts_is_told_to_set_their_implementation(part, advised):
+    part.config = SimpleNamespace(_experts_implementation="eager")
+    said = str(explained("Net", raised(part), nn.Sequential(part)))
+    assert ("experts_implementation" in said) == advised
 
 
 def test_short_reason_names_the_source_line():

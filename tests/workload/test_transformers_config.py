@@ -125,6 +125,45 @@ def test_architecture_without_loss_is_rejected_with_suggestion(spec):
         notes(spec(architectures=["LlamaModel"]))
 
 
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+M2M = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_layerdrop": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "values"),
+    [
+        ("bert", "BertForPreTraining", TINY),
+        ("bert", "BertForNextSentencePrediction", TINY),
+        ("deberta-v2", "DebertaV2ForMaskedLM", TINY),  # its padding check reads token ids
+        ("llama", "LlamaForSequenceClassification", TINY),
+        ("m2m_100", "M2M100ForConditionalGeneration", M2M | {"vocab_size": 100}),
+    ],
+)
+def test_heads_and_layers_that_ask_for_values_are_traced(tmp_path, kind, architecture, values):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "architectures": [architecture], **values}))
+    assert trace(f"transformers:{path}", ("fp32",), STEP).parameters > 10_000
+
+
+@pytest.mark.parametrize(
+    ("architecture", "word"),
+    [("BertForMultipleChoice", "several choices"), ("BertModel", "no loss from labels")],
+)
+def test_a_head_without_a_known_batch_is_refused_by_name(tmp_path, architecture, word):
+    path = tmp_path / "config.json"
+    values = {"model_type": "bert", "architectures": [architecture], **TINY}
+    path.write_text(json.dumps(values))
+    with pytest.raises(TrainpaceError, match=f"{architecture}.*{word}"):
+        trace(f"transformers:{path}", ("fp32",), STEP)
+
+
 def test_key_value_cache_is_off_in_training(spec):
     with torch.device("meta"):
         task = transformers_task(spec(use_cache=True).partition(":")[2], 32, None, True)

@@ -231,6 +231,63 @@ def test_value_dependent_custom_step_is_rejected_with_advice():
     refused(step, model, optimizer, r"values.*measure", UserCodeError)
 
 
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fails_by", [Stop("no such label"), None])
+def test_an_error_while_the_graph_is_alive_is_reported_and_weights_are_restored(fails_by):
+    model = linear()
+    weights = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        loss = model(batch[0]).square().sum()
+        if fails_by is not None:
+            raise fails_by
+        if loss > 1:
+            loss = 2 * loss
+        loss.backward()
+        optimizer.step()
+
+    said = "raised Stop at test_whole_step.py line .*: no such label" if fails_by else "values"
+    refused(step, model, optimizer, said, UserCodeError)
+    assert torch.equal(model.weight, weights)
+
+
+def test_a_step_that_keeps_the_graph_of_an_unused_loss_is_refused_with_the_remedy():
+    model = nn.Sequential(linear(), linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = []
+
+    def step(batch):
+        kept.append(model(batch[0]).square().sum())
+        one_update(model, optimizer)(batch)
+
+    refused(step, model, optimizer, r"loss\.detach\(\)")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "norm", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm]
+)
+def test_a_step_of_modules_with_normalized_weights_is_traced(norm):
+    model = nn.Sequential(norm(nn.Linear(WIDTH, WIDTH)), nn.ReLU(), norm(nn.Linear(WIDTH, WIDTH)))
+    x = torch.randn(4, WIDTH)
+    model.eval()
+    with torch.no_grad():
+        before = model(x)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = task(one_update(model, optimizer), model, optimizer)
+    workload = trace_task(made, ("fp32", "amp"))
+    for form in workload.forms:
+        assert products(workload, "forward", form=form) >= 2 * ONE_PRODUCT
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(x), before)
+
+
 def test_custom_step_without_optimizer_call_is_rejected():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -69,6 +69,7 @@ def forecast(
     no_journal: bool = ...,
     samples: int | str | None = ...,
     tokens: int | str | None = ...,
+    max_steps: int | str | None = ...,
     price: float | str | None = ...,
     loader_rate: float | str | None = ...,
     workers: int | str | None = ...,

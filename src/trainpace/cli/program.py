@@ -117,7 +117,10 @@ def main(arguments: list[str] | None = None) -> None:
         _discard_output()
         sys.exit(0)
     except OSError as error:
-        if error.errno not in STDOUT_FAILS or error.filename is not None:
+        if error.filename is not None:  # A file or folder that the system refuses.
+            path = os.fsdecode(error.filename)
+            _stop(f"cannot use {path}: {os_reason(error)}. Check the path and its permissions.")
+        if error.errno not in STDOUT_FAILS:
             raise
         _discard_output()
         _stop(f"cannot write the answer: {os_reason(error)}.")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.settings import Note, Reading, agreed, combine
+    from trainpace.configs.settings import Note, Reading, Setting, agreed, check_counts, combine
     from trainpace.configs.shell import parse_command, slurm_seconds
     from trainpace.configs.syntax import parse_yaml
 

@@ -60,7 +60,7 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
         reading.note("num_processes", "the total over all machines, not per machine")
     _read_precision(reading, data)
     if file_name := reading.word(reading.at(data, _OTHER_FILE), _OTHER_FILE):
-        reading.note_file(_OTHER_FILE, file_name)
+        reading.name_file(_OTHER_FILE, file_name)
     kind = reading.word(_capitals(data.get("distributed_type")), "distributed_type", KINDS)
     if kind == "FSDP":
         reading.put("sharding", "fsdp", "distributed_type")

@@ -11,6 +11,7 @@ from trainpace.configs.syntax import (
     Launch,
     Syntax,
     find_launch,
+    find_python,
     flag_text,
     is_open,
     parse,
@@ -165,7 +166,7 @@ class Draft:
     @property
     def launch(self) -> Launch:
         """Launch command in the current text (shell texts only)."""
-        launch = find_launch(self.text, self.file)
+        launch = find_launch(self.text, self.file) or find_python(self.text)
         if launch is None:
             raise UnreadableInput(f"{self.file} has no launch command that can be changed.")
         return launch

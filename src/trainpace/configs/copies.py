@@ -69,9 +69,9 @@ def has_settings(command: str) -> bool:
     """Return True if the command starts with a launcher whose flags can be read and written."""
     try:
         parse_command(command)
+        return launcher_of(command) != ""
     except UnreadableInput:
         return False
-    return True
 
 
 def launcher_of(command: str) -> str:

@@ -34,9 +34,31 @@ from trainpace.configs.changes import (
 from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed, write_deepspeed
 from trainpace.configs.huggingface import DISTINCTIVE, is_training_arguments
 from trainpace.configs.lightning import TRAINER, is_lightning, read_lightning, write_lightning
-from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Reading, Setting, Value
-from trainpace.configs.shell import is_sbatch, read_launch, read_sbatch, write_command, write_sbatch
-from trainpace.configs.syntax import LARGEST_FILE_BYTES, Syntax, checked, find_launch, parse
+from trainpace.configs.settings import (
+    AUTOCAST_OF,
+    ConfigFile,
+    Note,
+    Reading,
+    Setting,
+    Value,
+    is_same_file,
+)
+from trainpace.configs.shell import (
+    is_sbatch,
+    parse_command,
+    read_launch,
+    read_sbatch,
+    write_command,
+    write_sbatch,
+)
+from trainpace.configs.syntax import (
+    LARGEST_FILE_BYTES,
+    Syntax,
+    checked,
+    find_launch,
+    find_python,
+    parse,
+)
 from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.core.execution import Execution
 from trainpace.core.intake import read_bytes, read_text
@@ -58,9 +80,28 @@ _KNOWN = (
 )
 
 
-def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
-    """Read settings files from disk."""
-    return tuple(parse_config(read_text(path), path) for path in paths)
+def read_configs(paths: Iterable[str], command: str | None = None) -> tuple[ConfigFile, ...]:
+    """Read settings files from disk, a launch command, and the settings files that they name."""
+    files = [parse_config(read_text(path), path) for path in paths]
+    files += [parse_command(command)] if command else []
+    for file in files:  # The list grows.
+        for key, name in file.named:
+            given = any(is_same_file(name, other.file) for other in files)
+            found = None if given else _named_file(file.file, name)
+            if found is not None:
+                text = f"read too; {file.file} names it ({key})"
+                note = Note(file=found.file, key=found.file, text=text)
+                files.append(replace(found, notes=(note, *found.notes)))
+    return tuple(files)
+
+
+def _named_file(by: str, name: str) -> ConfigFile | None:
+    """Read a settings file that another file names, or return None if it is not there."""
+    for path in dict.fromkeys((os.path.join(os.path.dirname(by), name), name)):
+        if os.path.isfile(path):
+            with contextlib.suppress(TrainpaceError):
+                return parse_config(read_text(path), path)
+    return None
 
 
 def syntax_of(text: str, file: str) -> Syntax | None:
@@ -92,7 +133,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         read = _in_known_format(data, file)
         return replace(read, notes=(*read.notes, *unread))
     if syntax is None:
-        launch = find_launch(text, file)
+        launch = find_launch(text, file) or find_python(text)
         if launch is None:
             raise UnreadableInput(f"{file} contains no known launch command.", f"Known: {_KNOWN}.")
         return read_launch(launch, Reading(file, "launch command")).done()
@@ -157,7 +198,7 @@ def lacking(text: str, file: str) -> dict[str, str]:
         return lacks | {"tp": lightning.NO_TP}
     if read.format not in ("launch command", "Slurm batch script"):
         return lacks
-    launch = find_launch(text, file)
+    launch = find_launch(text, file) or find_python(text)
     if launch is None:
         return {}
     flags = {flag.name.replace("-", "_") for flag in launch.script}

@@ -270,7 +270,7 @@ def _sections(reading: Reading, arguments: _Arguments) -> dict[str, dict[str, An
     for key in ("fsdp_config", "parallelism_config", "deepspeed"):
         section = arguments.values.get(key)
         if isinstance(section, str):
-            reading.note_file(arguments.dashes + key, section)
+            reading.name_file(arguments.dashes + key, section)
         elif section is not None and not isinstance(section, dict):
             raise reading.fail(arguments.dashes + key, section, "a section, or the name of a file")
         sections[key] = section if isinstance(section, dict) else {}

@@ -212,8 +212,8 @@ def _read_deepspeed(
             reading.put("offload_parameters", True, key)
     for name in OFFLOADS:
         reading.read(name, arguments.get(name), f"{key}.init_args.{name}")
-    if arguments.get("config") is not None:
-        reading.note(f"{key}.init_args.config", "a separate DeepSpeed file; pass it too")
+    if isinstance(config := arguments.get("config"), str):
+        reading.name_file(f"{key}.init_args.config", config)
 
 
 def _read_data(reading: Reading, section: dict[str, Any]) -> None:

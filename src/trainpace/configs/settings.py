@@ -3,10 +3,12 @@
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from trainpace.core.errors import Contradiction, UnreadableInput, nearest_names
 from trainpace.core.records import Record
@@ -60,6 +62,8 @@ DeepSpeed calls bf16 what Hugging Face and accelerate call autocast.
 TOOLS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
 )
+PYTHON = "python"
+"""Key of the single process that `python train.py` starts. Lightning's Trainer starts the rest."""
 LARGEST = 10**15
 _FLAGS = (
     "drop_last",
@@ -80,13 +84,17 @@ def names(tool: str, kind: str) -> tuple[str, ...]:
     return tuple(TOOLS[tool][kind].split())
 
 
-class Setting(Record):
-    """One setting with its file, and its key as spelled in the file."""
+class Setting(Record, omit_defaults=True):
+    """One setting with its file, and its key as spelled in the file.
+
+    `over` is the format or the name of a file whose value this setting overrides.
+    """
 
     name: SettingName
     value: Value
     file: str
     key: str
+    over: str = ""
 
 
 class Note(Record):
@@ -104,12 +112,16 @@ class Note(Record):
 
 
 class ConfigFile(Record):
-    """Settings and notes read from one file."""
+    """Settings and notes read from one file.
+
+    `named` has the keys that name other settings files, with the names.
+    """
 
     file: str
     format: str
     settings: tuple[Setting, ...]
     notes: tuple[Note, ...]
+    named: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -119,6 +131,7 @@ class Reading:
     Attributes:
         prefix: Text before every key, for a section inside another file.
         understands_auto: True for tools that accept "auto" for a value that another file states.
+        over: Format or name of the file that the next settings override.
     """
 
     file: str
@@ -127,6 +140,8 @@ class Reading:
     understands_auto: bool = False
     settings: list[Setting] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    named: list[tuple[str, str]] = field(default_factory=list)
+    over: str = ""
 
     def done(self) -> ConfigFile:
         """Return the finished file with its settings and notes."""
@@ -135,6 +150,7 @@ class Reading:
             format=self.format,
             settings=tuple(self.settings),
             notes=tuple(self.notes),
+            named=tuple(self.named),
         )
 
     def stated(self, name: SettingName) -> Value | None:
@@ -159,8 +175,9 @@ class Reading:
         """Add a warning about a key."""
         self.note(key, text, "warning")
 
-    def note_file(self, key: str, file: str) -> None:
-        """Add a note that a key names another settings file."""
+    def name_file(self, key: str, file: str) -> None:
+        """Record that a key names another settings file."""
+        self.named.append((self.prefix + key, file))
         self.note(key, f"{file} is a separate settings file; pass it too")
 
     def note_at_run_time(self, key: str, value: str, name: SettingName | None = None) -> None:
@@ -169,7 +186,9 @@ class Reading:
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
         """Record a setting whose value is already checked."""
-        self.settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
+        key = self.prefix + key
+        setting = Setting(name=name, value=value, file=self.file, key=key, over=self.over)
+        self.settings.append(setting)
 
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
         """Return the error for an invalid value. The caller raises it."""
@@ -334,11 +353,15 @@ def _half_precisions(keys: Iterable[str]) -> tuple[str, str]:
 
 
 class Clash(Record):
-    """Settings that contradict each other. `text` names each file and key."""
+    """Settings that contradict each other. `text` names each file and key.
+
+    `repair` is empty if the files only need to agree.
+    """
 
     name: str
     settings: tuple[Setting, ...]
     text: str
+    repair: str = ""
 
 
 class Combined(Record):
@@ -355,8 +378,12 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
     `values` has the settings on which all files that state them agree.
     """
-    values, clashes = _agreeing(files)
-    notes = [note for file in files for note in file.notes]
+    stated, overridden = _in_force(files)
+    values, clashes = _agreeing(stated, {file.file for file in files if file.format == "DeepSpeed"})
+    refused = list(_refused(files))
+    clashes = refused + [c for c in clashes if c.name not in {clash.name for clash in refused}]
+    given = _given(files)
+    notes = [n for file in files for n in file.notes if (n.file, n.key) not in given] + overridden
     unsure = {clash.name for clash in clashes}
     unsure |= {note.leaves_open for note in notes if note.leaves_open}
     clashes += _Arithmetic(values, unsure).clashes()
@@ -364,6 +391,14 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
     if zero and sharding and zero.value:
         text = f"ZeRO stage {_located(zero)} and FSDP ({_keys([sharding])}) are both on; use one."
         clashes.append(Clash(name="sharding", settings=(zero, sharding), text=text))
+    if (gpus := values.get("gpus_per_node")) and not values.keys() & {
+        "world_size",
+        "nproc_per_node",
+    }:
+        values["nproc_per_node"] = replace(gpus, name="nproc_per_node")
+        notes.append(
+            Note(file=gpus.file, key=gpus.key, text=f"{gpus.key}: assumed one process per GPU")
+        )
     return Combined(
         files=tuple(file.file for file in files),
         values=values,
@@ -379,20 +414,108 @@ def agreed(files: Sequence[ConfigFile]) -> Combined:
         Contradiction: If the files disagree. The message lists every clash.
     """
     combined = combine(files)
-    if combined.clashes:
-        text = " ".join(clash.text for clash in combined.clashes)
-        raise Contradiction(
-            f"the files contradict each other: {text}", "Make them agree, then ask again."
-        )
+    refuse(combined.clashes)
     return combined
 
 
-def _agreeing(files: Sequence[ConfigFile]) -> tuple[dict[str, Setting], list[Clash]]:
+def refuse(clashes: Sequence[Clash]) -> None:
+    """Raise Contradiction if there are clashes. The message lists all of them."""
+    if clashes:
+        text = " ".join(clash.text for clash in clashes)
+        if not all(clash.repair for clash in clashes):
+            text = f"the files contradict each other: {text}"
+        repairs = dict.fromkeys(
+            clash.repair or "Make them agree, then ask again." for clash in clashes
+        )
+        raise Contradiction(text, " ".join(repairs))
+
+
+def check_counts(values: Mapping[str, Setting]) -> None:
+    """Check that ranks and sizes give the stated global batch.
+
+    Without a stated number of processes, one is assumed.
+
+    Raises:
+        Contradiction: If they do not.
+    """
+    if not values.keys() & {"world_size", "nnodes", "nproc_per_node"}:
+        one = Setting(name="world_size", value=1, file="assumed", key="no launcher starts more")
+        values = {**values, "world_size": one}
+    refuse(_Arithmetic(dict(values), set()).clashes())
+
+
+def is_same_file(name: str, other: str) -> bool:
+    """Return True if one path ends in the other: `ds.json` and `configs/ds.json`."""
+    one, two = PurePath(name).parts, PurePath(other).parts
+    shared = min(len(one), len(two))
+    return shared > 0 and one[-shared:] == two[-shared:]
+
+
+def _in_force(files: Sequence[ConfigFile]) -> tuple[list[Setting], list[Note]]:
+    """Return the settings that apply, and a note for each value that another one overrides."""
+    starts_processes = any(file.format == "Lightning CLI" for file in files)
+    stated = [
+        (file, setting)
+        for file in files
+        for setting in file.settings
+        if not (starts_processes and setting.key == PYTHON)
+    ]
+    stronger = [setting for _, setting in stated if setting.over]
+    applying, notes = [], []
+    for file, setting in stated:
+        by = next(
+            (
+                s
+                for s in stronger
+                if s.name == setting.name
+                and (s.over == file.format or is_same_file(s.over, file.file))
+            ),
+            None,
+        )
+        if by is None:
+            applying.append(setting)
+        elif by.value != setting.value:
+            text = f"{by.key}: {by.value} overrides {_located(setting)}"
+            notes.append(Note(file=by.file, key=by.key, text=text))
+    return applying, notes
+
+
+def _refused(files: Sequence[ConfigFile]) -> Iterator[Clash]:
+    """Yield a clash for each key that Lightning refuses in a DeepSpeed file, whatever its value.
+
+    Source: Lightning 2.6, strategies/deepspeed.py.
+    """
+    if not any(file.format == "Lightning CLI" for file in files):
+        return
+    key = "gradient_accumulation_steps"
+    for file in files:
+        keys = {setting.key for setting in file.settings} | {note.key for note in file.notes}
+        if file.format == "DeepSpeed" and key in keys:
+            yield Clash(
+                name="accumulation",
+                settings=tuple(s for s in file.settings if s.key == key),
+                text=f"Lightning does not start with {key} in {file.file}.",
+                repair="Remove it: Lightning sets it from trainer.accumulate_grad_batches.",
+            )
+
+
+def _given(files: Sequence[ConfigFile]) -> set[tuple[str, str]]:
+    """Return (file, key) for each key that names another of the files."""
+    return {
+        (file.file, key)
+        for file in files
+        for key, name in file.named
+        if any(is_same_file(name, other.file) for other in files)
+    }
+
+
+def _agreeing(
+    stated: Sequence[Setting], deepspeed: set[str]
+) -> tuple[dict[str, Setting], list[Clash]]:
     """Return the settings on which all files agree, and a clash for each other setting."""
     by_name: dict[str, list[Setting]] = {}
-    for setting in (setting for file in files for setting in file.settings):
+    for setting in stated:
         by_name.setdefault(setting.name, []).append(setting)
-    deepspeed = {file.file for file in files if file.format == "DeepSpeed"}
     values: dict[str, Setting] = {}
     clashes = []
     for name, settings in by_name.items():
@@ -437,7 +560,9 @@ class _Arithmetic:
         world, nodes, processes, gpus = map(
             self._values.get, ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
         )
-        if processes and gpus and processes.value != gpus.value:
+        # A reader has already warned about GPUs that a single process leaves unused.
+        checked = processes and processes.key != PYTHON
+        if checked and processes and gpus and processes.value != gpus.value:
             text = (
                 f"nproc_per_node {_located(processes)} differs from the GPUs reserved per node,"
                 f" {_located(gpus)}."
@@ -501,10 +626,23 @@ class _Arithmetic:
                 f" accumulation {_located(accumulation)} x data-parallel size {ranks // divisor}"
                 f" ({_keys([*used, *shards])}) = {samples}."
             )
+            if divisor == 1:
+                text += _agreeing_processes(int(total.value), _product([micro, accumulation]))
             self._add("global_batch", text, *sizes, *used, *shards)
 
     def _present(self, *names: str) -> list[Setting]:
         return [self._values[name] for name in names if name in self._values]
+
+
+def _agreeing_processes(global_batch: int, per_rank: int) -> str:
+    """Return a sentence on the number of processes that would agree, or "" if there is none."""
+    n, rest = divmod(global_batch, per_rank)
+    if rest:
+        return ""
+    return (
+        f" {n} processes would agree (torchrun --nproc-per-node {n}, deepspeed --num_gpus {n} or"
+        f" accelerate launch --num_processes {n})."
+    )
 
 
 def _product(settings: Sequence[Setting]) -> int:

@@ -1,6 +1,7 @@
 """Reader and writer for launch commands and Slurm batch scripts.
 
-The launchers are torchrun, python -m torch.distributed.run, accelerate launch and deepspeed.
+The launchers are torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, and plain
+python, which starts one process.
 Hugging Face flags of the script that they start are read too. The source for Slurm is the manual of
 sbatch.
 """
@@ -24,7 +25,7 @@ from trainpace.configs.huggingface import (
     put_training_arguments,
     write_arguments,
 )
-from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value, names
+from trainpace.configs.settings import PYTHON, ConfigFile, Reading, SettingName, Value, names
 from trainpace.configs.syntax import (
     ACCELERATE,
     DEEPSPEED,
@@ -33,6 +34,7 @@ from trainpace.configs.syntax import (
     Launch,
     Word,
     find_launch,
+    find_python,
     is_open,
     launch_in,
     lines_of,
@@ -64,9 +66,9 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
     """
     if len(command) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, so it is not a launch command.")
-    launch = find_launch(command, file)
+    launch = find_launch(command, file) or find_python(command)
     if launch is None:
-        launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
+        launchers = "python, torchrun, accelerate launch, deepspeed"
         text = f"{file}: {command[:60]!r} is not a known launch command."
         raise UnreadableInput(text, f"Known: {launchers}.")
     return read_launch(launch, Reading(file, "launch command")).done()
@@ -75,6 +77,9 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 def read_launch(launch: Launch, reading: Reading) -> Reading:
     """Read the settings of a launch command and of its script's flags."""
     launcher, seen = launch.launcher, _flags_of(launch, reading)
+    reading.over = "accelerate" if launcher is ACCELERATE else ""
+    if launch.name == PYTHON:
+        reading.put("nproc_per_node", 1, PYTHON)
     for name, value in seen.items():
         if name == "dynamo-backend":
             read_dynamo(reading, value, f"--{name}", bool(launch.flag("use-deepspeed")))
@@ -85,7 +90,7 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
         reading.warn_unknown(seen, known, "not a flag of this launcher", "--")
     for name in ("config-file", "deepspeed-config-file"):
         if file := seen.get(name):
-            reading.note_file(f"--{name}", file)
+            reading.name_file(f"--{name}", file)
     _read_script(launch, reading)
     _note_default_processes(launch, reading, seen.keys())
     return reading
@@ -167,13 +172,19 @@ def _read_include(reading: Reading, value: str, key: str) -> None:
 
 
 def _read_script(launch: Launch, reading: Reading) -> None:
-    """Read Hugging Face arguments among the script's flags."""
+    """Read Hugging Face arguments among the script's flags.
+
+    They override a file that `--config` names, as in TRL's scripts.
+    """
     arguments: dict[str, Any] = {}
+    reading.over = next((flag.text for flag in launch.script if flag.name == "config"), "")
+    if reading.over.endswith((".yaml", ".yml")):
+        reading.name_file("--config", reading.over)
     for flag in launch.script:
         name = flag.name.replace("-", "_")
         if name in ("deepspeed", "deepspeed_config"):
             if flag.text.endswith(".json"):
-                reading.note_file(flag.written, flag.text)
+                reading.name_file(flag.written, flag.text)
         elif name in _SCRIPT_FLAGS and is_open(flag.text):
             reading.note_at_run_time(flag.written, flag.text)
         elif name in _SCRIPT_FLAGS:
@@ -183,6 +194,7 @@ def _read_script(launch: Launch, reading: Reading) -> None:
                 raise UnreadableInput(f"{reading.file}: {text}")
     if arguments.keys() & (DISTINCTIVE | {"max_steps"}):
         put_training_arguments(reading, arguments, "--")
+    reading.over = ""
 
 
 def _scalar(text: str) -> Any:
@@ -295,6 +307,7 @@ _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "
 _COUNTED = frozenset(
     "nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split()
 )
+_PROCESSES = _COUNTED - {"time", "array"}
 _OTHERS = frozenset(names("slurm", "other_options"))
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\r\n]*)", re.MULTILINE)
 _GRES = r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)"
@@ -350,6 +363,8 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         _check_launch(launch, asked, own, reading)
     elif line != (0, 0):
         _read_srun(own, asked, reading)
+    elif plain := find_python(text):
+        _read_python(plain, asked, reading)
     limit = asked.options.get("time")
     if limit is not None:
         if seconds := _time_limit_s(limit, reading):
@@ -389,6 +404,20 @@ def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading)
     if nodes > 1 and launch.name.startswith("torch") and "--nnodes" not in keys:
         text = f"{nodes}, but {launch.name} has no --nnodes: each node would train separately"
         reading.warn("#SBATCH --nodes", text)
+
+
+def _read_python(launch: Launch, asked: _Asked, reading: Reading) -> None:
+    """Read a script that starts python without srun: one process, whatever Slurm reserves."""
+    reading.settings = [s for s in reading.settings if s.name != "nnodes"]
+    read_launch(launch, reading)
+    nodes = asked.nodes or 1
+    wanted = asked.tasks or nodes * (asked.per_node or asked.gpus or 1)
+    if wanted > 1:
+        asks = ", ".join(
+            f"--{key}={asked.options[key]}" for key in asked.options if key in _PROCESSES
+        )
+        text = f"started without srun or a launcher: one process starts, not {wanted} ({asks})"
+        reading.warn(PYTHON, text)
 
 
 def _directives(text: str) -> tuple[list[re.Match[str]], list[re.Match[str]]]:

@@ -12,6 +12,7 @@ script, which is the first word that is neither a flag nor the value of a flag.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -22,8 +23,8 @@ from itertools import takewhile
 from textwrap import dedent
 from typing import Any, Literal, NamedTuple
 
-from trainpace.configs.settings import SettingName, Value, names
-from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.configs.settings import PYTHON, SettingName, Value, names
+from trainpace.core.errors import TrainpaceError, UnreadableInput, message_of, shortened
 from trainpace.core.intake import json_of
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -68,11 +69,13 @@ def parse_yaml(text: str, file: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise UnreadableInput(f"{file} is not valid YAML{where}: {problem[:200]}.") from None
+        raise UnreadableInput(
+            f"{file} is not valid YAML{where}: {shortened(problem, 200)}."
+        ) from None
     except RecursionError:
         raise _too_deep(file) from None
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
+        raise UnreadableInput(f"{file} is not valid YAML: {message_of(error)}.") from None
 
 
 def _count(node: Any, file: str, counts: dict[int, int], depth: int = 0) -> int:
@@ -168,7 +171,7 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     try:
         node = yaml.compose(text.replace("\t", " ") if syntax == "json" else text, yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise TrainpaceError(f"{file} cannot be changed in place: {str(error)[:200]}.") from None
+        raise TrainpaceError(f"{file} cannot be changed in place: {message_of(error)}.") from None
     pairs = _pairs_on(node, path)
     for depth, (_, found) in enumerate(pairs, 1):
         if re.match(r"[&*!|>]", text[found.start_mark.index :]):
@@ -309,6 +312,11 @@ _LAUNCHER = re.compile(
 )
 
 
+_PYTHON = re.compile(r"\bpython[0-9.]*(?=\s|$)")
+_BEFORE = re.compile(r"[A-Za-z_]\w*=.*|exec|nohup|time|env|uv|poetry|run", re.DOTALL)
+"""Words before python that start nothing but this one process."""
+
+
 class Launcher(NamedTuple):
     """Flags of a launcher.
 
@@ -359,6 +367,7 @@ LAUNCHERS = {
     "torch.distributed.launch": TORCHRUN,
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
+    PYTHON: Launcher({}, frozenset(names("python", "flags_without_value"))),
 }
 """Launcher for each name in a command."""
 
@@ -495,9 +504,32 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
         ValueError: If a quote is not closed.
     """
     words = _from_launcher(words_of(text, start, end)) if _LAUNCHER.search(text, start, end) else []
-    if not words:
-        return None
-    name = _base_name(words[0])
+    return _launch_of(_base_name(words[0]), words, (start, end)) if words else None
+
+
+def find_python(text: str) -> Launch | None:
+    """Return the first command that starts a script with plain python, or None."""
+    for line in lines_of(text):
+        if _PYTHON.search(text, *line):
+            with contextlib.suppress(ValueError):
+                words = words_of(text, *line)
+                at = next(i for i, word in enumerate(words) if not _BEFORE.fullmatch(word.value))
+                words = list(takewhile(lambda word: word.value not in ENDS, words[at:]))
+                if _PYTHON.fullmatch(_base_name(words[0])) and _starts_script(words):
+                    return _launch_of(PYTHON, words, line)
+    return None
+
+
+def _starts_script(words: list[Word]) -> bool:
+    """Return True if python starts a file or a module that is no launcher."""
+    values = [word.value for word in words]
+    if "-m" in values[:-1]:
+        module = values[values.index("-m") + 1]
+        return not module.startswith(("accelerate.", "deepspeed.", "torch."))
+    return any(value.endswith(".py") for value in values)
+
+
+def _launch_of(name: str, words: list[Word], line: tuple[int, int]) -> Launch:
     flags, used = [], 2 if name == "accelerate" else 1
     while used < len(words) and re.match("-.", words[used].value):
         flag = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
@@ -507,7 +539,7 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     script = (_flag_at(rest[i : i + 2]) for i in range(len(rest)))
     return Launch(
         name=name,
-        line=(start, end),
+        line=line,
         flags=tuple(flags),
         script=tuple(flag for flag in script if flag.written.startswith("--")),
         flags_end=words[used - 1].end,
@@ -529,7 +561,7 @@ def _base_name(word: Word) -> str:
 def _starts_at(names: list[str], i: int) -> bool:
     if names[i] == "accelerate":
         return names[i + 1 : i + 2] == ["launch"]
-    return names[i] in LAUNCHERS and (
+    return names[i] in LAUNCHERS.keys() - {PYTHON} and (
         not names[i].startswith("torch.distributed.") or names[i - 1 : i] == ["-m"]
     )
 

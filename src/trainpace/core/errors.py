@@ -14,7 +14,12 @@ by ``assert``.
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+
+LONGEST_MESSAGE = 300
+"""Maximum length of a quoted message, in characters. Longer ones are cut."""
+_PRINTED_MODULE = re.compile(r"\(\n(?:[ \t].*\n)*\)")
 
 
 class TrainpaceError(ValueError):
@@ -72,6 +77,36 @@ def ending_with(exit_code: int) -> Iterator[None]:
     except TrainpaceError as error:
         error.exit_code = exit_code
         raise
+
+
+def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """Return the text as one line of at most `most` characters, cut after a whole word."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    return f"{line[:most].rpartition(' ')[0] or line[:most]} …"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception as one short line.
+
+    Only the first line is used. If it starts to print a module over several lines, the module is
+    abbreviated as "Name(...)".
+    """
+    try:
+        text = _PRINTED_MODULE.sub("(...)", str(error))
+    except Exception:
+        return "unreadable message"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    # a DataLoader worker sends its whole traceback; the last line is the exception
+    is_traceback = any(line.startswith("Original Traceback") for line in lines)
+    line = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
+    return shortened(line)
+
+
+def as_sentence(text: str) -> str:
+    """Return the text with a full stop, if it has no other final punctuation."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def os_reason(error: OSError) -> str:

@@ -98,7 +98,7 @@ class Device(Record):
 
         They clock higher than their datasheet, have no PCIe peer access, and rarely NVLink bridges.
         """
-        return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
+        return bool(re.match(r"Titan|[GR]TX (\d0|16)[5-9]0(?!.*(Max-Q|Laptop))", self.name))
 
 
 class HostCPU(Record):
@@ -225,7 +225,9 @@ class Cluster(Record):
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
-_VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
+_VENDOR_WORDS = re.compile(
+    r"^(nvidia|amd|intel|apple|habana|tesla|geforce|instinct|radeon|(rtx|gtx|rx)(?=a?\d))+"
+)
 _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
 
 
@@ -406,7 +408,7 @@ def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str
 FILE = Path(__file__).parent / "hosts.toml"
 ANY_GENERATION = "any"
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
-_DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
+_DESKTOP = re.compile(r"[GR]TX \d|RX \d|Titan|Arc\b")
 _NOISE = re.compile(
     r"\((r|tm)\)|@.*|\b\d+-cores?\b|\b\d+th"
     r" gen\b|\b(processors?|cpus?|with|intel|amd|nvidia|xeon|epyc|core)\b"
@@ -477,9 +479,9 @@ def _typical_hosts() -> TypicalHosts:
 
 def _machine(device: Device) -> str:
     """Return the kind of machine in which a card is usually installed, such as server or laptop."""
-    if device.form_factor == "module" and device.vendor == "NVIDIA":
+    if device.form_factor in ("module", "integrated") and device.vendor == "NVIDIA":
         return "superchip"
-    if device.form_factor == "mobile":
+    if device.form_factor in ("mobile", "integrated"):
         return "laptop"
     if _WORKSTATION.match(device.name):
         return "workstation"

@@ -111,8 +111,23 @@ def thread_times(thread: int | None = None) -> tuple[int, int] | None:
 
 def user_folder(kind: UserFolder) -> Path:
     """Return Trainpace's folder for a kind of file, by the XDG base directory specification."""
-    home = os.environ.get(f"XDG_{kind.upper()}_HOME")
-    return (Path(home) if home else Path.home() / _XDG_DEFAULTS[kind]) / "trainpace"
+    chosen = os.environ.get(f"XDG_{kind.upper()}_HOME")
+    if chosen:
+        return Path(chosen) / "trainpace"
+    home = home_folder()
+    if home is None:  # Without a home folder, nothing is kept beyond the next start of the machine.
+        import tempfile
+
+        return Path(tempfile.gettempdir()) / f"trainpace-{os.getuid()}" / kind
+    return home / _XDG_DEFAULTS[kind] / "trainpace"
+
+
+def home_folder() -> Path | None:
+    """Return the user's home folder, or None for a user without HOME and without an account."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
 def temporary_environment(folder: str) -> dict[str, str]:

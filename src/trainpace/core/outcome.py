@@ -178,8 +178,10 @@ class Memory(Record):
     """Memory on one device at the peak of a step, in GiB.
 
     Parameters, gradients, optimizer states and activations add up to `allocated_gib`, the memory of
-    live tensors. `reserved_gib` is the memory of the framework's allocator. `device_gib` is the
-    memory that nvidia-smi and similar tools show, including the driver's context.
+    live tensors. `logits_gib` is the part of the activations that has the size of a vocabulary's
+    logits: the logits, and the copies that the loss makes of them. `reserved_gib` is the memory
+    of the framework's allocator. `device_gib` is the memory that nvidia-smi and similar tools show,
+    including the driver's context.
     """
 
     parameters_gib: float
@@ -188,6 +190,7 @@ class Memory(Record):
     activations_gib: float
     reserved_gib: float
     device_gib: float
+    logits_gib: float = 0.0
 
     @property
     def allocated_gib(self) -> float:

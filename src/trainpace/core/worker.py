@@ -36,6 +36,8 @@ from trainpace.core.errors import (
     UnknownName,
     UnreadableInput,
     UserCodeError,
+    as_sentence,
+    message_of,
 )
 from trainpace.core.host import holds_packages, temporary_environment, top_of
 from trainpace.core.intake import MOST_BYTES, json_of, read_json
@@ -56,7 +58,9 @@ _PYTHON = (sys.executable, "-P", "-m")
 A file torch.py or random.py there could hide the real module. `load_name` later adds the folder of
 a user's FILE.py.
 """
-_NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
+_NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen")
+_PACKAGES = ("site-packages", "dist-packages")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _POLL_S = 0.02
 _SIZE_POLL_S = 0.5
 """Seconds between checks of an answer's size."""
@@ -144,15 +148,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(
-        word in _message(error).lower() for word in _MEMORY_WORDS
+        word in message_of(error).lower() for word in _MEMORY_WORDS
     )
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "unreadable message"
 
 
 def place_in_code(error: BaseException) -> str:
@@ -160,7 +157,8 @@ def place_in_code(error: BaseException) -> str:
     place, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
-        if not any(part in file for part in _NOT_THE_USERS):
+        is_standard = file.startswith(_STANDARD_LIBRARY) and not any(p in file for p in _PACKAGES)
+        if not is_standard and not any(part in file for part in _NOT_THE_USERS):
             place = f"{_short(file)} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
     return place
@@ -184,13 +182,7 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
     """
     place = place_in_code(error)
     where = f" at {place}" if place else ""
-    lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or [
-        "no message"
-    ]
-    # a DataLoader worker sends its whole traceback; the last line is the exception
-    is_traceback = any(line.startswith("Original Traceback") for line in lines)
-    reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
-    return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
+    return as_sentence(f"{who} raised {type(error).__name__}{where}: {message_of(error)}")
 
 
 class DiskFull(TrainpaceError):

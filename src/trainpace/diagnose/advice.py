@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from trainpace.core.units import format_number
 from trainpace.diagnose.loader_advice import (
+    arrays,
     fewest_workers,
     no_workers,
     offline,
@@ -30,7 +31,7 @@ from trainpace.diagnose.shares import (
     same_host,
     sets_the_pace,
 )
-from trainpace.watch import Rank, batches_per_step
+from trainpace.watch import Rank, batches_per_step, steps_per_epoch
 
 WORTH = 0.03
 """Minimum share of the step that a worthwhile change saves.
@@ -85,6 +86,17 @@ _PRECISIONS = {
         " mantissa; sums stay in fp32.",
     ),
 }
+
+
+_ELSEWHERE = (
+    "The step waits less if this happens less often, in another thread or process, or once before"
+    " training."
+)
+_IN_PARALLEL = (
+    "The policy collects experience there for the next updates. Several environments at once, in"
+    " processes of their own (SubprocVecEnv, gymnasium.vector.AsyncVectorEnv), share one call of"
+    " the policy and use other cores."
+)
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
@@ -219,8 +231,7 @@ def _alone_ms(rank: Rank, part: str) -> float:
 
 def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank = ranks[0]
-    batches = rank.loader.batches if rank.loader is not None else None
-    steps_an_epoch = math.inf if batches is None else batches / batches_per_step(rank)
+    steps_an_epoch = steps_per_epoch(rank) or math.inf
     gradients = ""
     if any(r.evaluates_with_gradients for r in ranks):
         gradients = (
@@ -243,8 +254,11 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     ):
         factor = LESS_OFTEN
         # If an evaluation runs once per epoch, a tenth of them would leave a short training none.
-        if rank.occasions.get(cause, 1.0) * steps_an_epoch < ONCE_AN_EPOCH:
-            title, factor = f"{cause}{'s' if cause == 'checkpoint' else ''} every second epoch", 2
+        in_epoch = rank.occasions.get(cause, 1.0) * steps_an_epoch
+        if in_epoch < ONCE_AN_EPOCH:
+            epochs, factor = max(2, round(2 / in_epoch)) if in_epoch else 2, 2
+            half = "every second epoch" if epochs == 2 else f"half as often (every {epochs} epochs)"
+            title = f"{cause}{'s' if cause == 'checkpoint' else ''} {half}"
         if split.by_cause[cause] > 0:
             yield advice(
                 split,
@@ -266,20 +280,23 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         for line in lines
         if line.part == "other" and line.share >= ONE_LINE and line.line not in trains
     ]
+    title, instead = "less of", _ELSEWHERE
+    if ranks[0].collects_experience:
+        title, instead = "collect faster at", _IN_PARALLEL
     for line in sorted(own, key=lambda line: -line.share)[:MOST_LINES]:
         calls, spent = f", in {line.called}" if line.called else "", split.by_cause["own_code"]
         yield advice(
             split,
             "own_code",
             spent * line.share,
-            title=f"less of {os.path.basename(line.line)}",
+            title=f"{title} {os.path.basename(line.line)}",
             how=(
                 f"{line.share:.0%} of the script's own code between loading, model and optimizer"
-                f" was seen at {line.line}{calls}. The step waits less if this happens less often,"
-                " in another thread or process, or once before training."
+                f" was seen at {line.line}{calls}. {instead}"
             ),
             basis="the share of stack samples at that line",
             ceiling_ms=spent * line.share,
+            at_most=ranks[0].collects_experience,
         )
 
 
@@ -481,14 +498,20 @@ def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         cause,
         saves,
         title=f"{fewer} thread{'s' if fewer > 1 else ''} per process instead of {rank.threads}",
-        how=(
-            f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer})."
-            f" {_sharing(rank, processes)}{waits}."
-        ),
+        how=(f"{_setting_threads(rank, fewer)} {_sharing(rank, processes)}{waits}."),
         basis=basis,
         ceiling_ms=saves,
         threads=fewer,
     )
+
+
+def _setting_threads(rank: Rank, fewer: int) -> str:
+    if rank.threads_by:
+        return (
+            f"Remove torch.set_num_threads({rank.threads}) at {rank.threads_by}, or pass {fewer}."
+            " OMP_NUM_THREADS has no effect there."
+        )
+    return f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer})."
 
 
 def _sharing(rank: Rank, processes: int) -> str:
@@ -633,6 +656,7 @@ RULES = (
     fewest_workers,
     no_workers,
     offline,
+    arrays,
     whole_batches,
     worker_start,
     _transfers,

@@ -37,8 +37,8 @@ from trainpace.watch import (
     StatedLength,
     Straggler,
     Together,
-    batches_per_step,
     stated_length,
+    steps_per_epoch,
 )
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
@@ -58,6 +58,7 @@ DIFFERENT_TIME_MS = 1000.0
 Clocks that a network synchronizes differ by some milliseconds.
 """
 FEWEST_STEPS = 20
+OWN_CODE_OF_RL = "collecting experience, and the script's other code"
 _WAITS = "torch.utils.data.dataloader"
 """Module of DataLoader. A line that calls it only waits for a batch, so it is not named."""
 
@@ -147,7 +148,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
     proofs = _proofs(ranks)
-    shares = _shares(parts, step)
+    shares = _shares(parts, step, ranks)
     top = next(s for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
     # Judge the changes by the step that remains once no thread waits for a core.
@@ -177,11 +178,14 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     )
 
 
-def _shares(parts: Split, step_ms: float) -> list[Share]:
+def _shares(parts: Split, step_ms: float, ranks: Sequence[Rank]) -> list[Share]:
+    words = IN_WORDS
+    if any(rank.collects_experience for rank in ranks):
+        words = words | {"own_code": OWN_CODE_OF_RL}
     shares = [
         Share(
             cause=cause,
-            in_words=IN_WORDS[cause],
+            in_words=words[cause],
             ms=ms,
             share=ms / step_ms,
             proved=cause in parts.proved,
@@ -205,9 +209,9 @@ def _is_crowded(recording: Recording) -> bool:
 
 def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str]]:
     """Return (steps per epoch or None if unknown, a warning if the dataset looks endless)."""
-    if rank.loader is None or rank.loader.batches is None:
+    steps = steps_per_epoch(rank)
+    if steps is None:
         return None, []
-    steps = rank.loader.batches / batches_per_step(rank)
     seconds = steps * step_ms / 1000
     if seconds <= LONGEST_EPOCH_S:
         return steps, []

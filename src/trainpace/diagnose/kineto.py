@@ -45,6 +45,7 @@ class Event(msgspec.Struct):
     name: Any = None
     ts: Any = None
     dur: Any = None
+    pid: Any = None
     args: About | None = None
 
 
@@ -55,6 +56,7 @@ class Document(msgspec.Struct):
     distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
     computeProperties: Any = None  # noqa: N815
+    host_name: Any = None
 
 
 def read_kineto(path: str | os.PathLike[str]) -> Trace:
@@ -74,6 +76,7 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
         rank=rank,
         world_size=world_size,
         device=_device(document),
+        process=_process(document),
     )
     if not len(trace.kernels) and not len(trace.operators):
         raise UnreadableInput(
@@ -152,6 +155,14 @@ def _place(distributed: Any, file: str) -> tuple[int | None, int | None]:
     rank, world = (_count(about.get(key)) for key in ("rank", "world_size"))
     in_name = _RANK_IN_NAME.search(file)
     return int(in_name[1]) if rank is None and in_name else rank, world or None
+
+
+def _process(document: Document) -> str:
+    """Return the host and the number of the traced process, or "" if one of them is missing."""
+    operators = ("cpu_op", "user_annotation")
+    pid = next((event.pid for event in document.traceEvents if event.cat in operators), None)
+    host = document.host_name
+    return f"{host}_{pid}" if isinstance(host, str) and host and type(pid) is int else ""
 
 
 def _count(value: Any) -> int | None:

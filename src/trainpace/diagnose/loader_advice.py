@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainpace.core.units import format_number
 from trainpace.diagnose.shares import Advice, Split, advice, of_trial, same_host
 from trainpace.measure import LoaderCost, step_ms
-from trainpace.watch import Rank, batches_per_step
+from trainpace.watch import Rank, batches_per_step, steps_per_epoch
 
 MANY_WORKERS = 16
 SEND_MS = HANDOVER_MS = 0.5
@@ -204,6 +204,28 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     )
 
 
+def arrays(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Suggest arrays in place of Python lists, if collating turns long lists into tensors."""
+    rank, cost = ranks[0], loader_cost(ranks[0])
+    if cost is None or not rank.listed_numbers:
+        return
+    yield advice(
+        split,
+        "data",
+        rank.parts_ms["data"],
+        title="arrays instead of Python lists in a sample",
+        how=(
+            f"A sample holds {rank.listed_numbers:,} numbers in Python lists, and collate_fn"
+            " converts them one by one. Return NumPy arrays or tensors from the dataset"
+            ' (Hugging Face datasets: dataset.with_format("numpy")).'
+        ),
+        basis="the wait for data; reading and copying the arrays remains",
+        ceiling_ms=rank.parts_ms["data"],
+        at_most=True,
+        arrays="yes",
+    )
+
+
 def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Suggest one dataset call per batch, if calls and collating cost more than the samples."""
     rank, cost = ranks[0], loader_cost(ranks[0])
@@ -259,8 +281,7 @@ def _worker_start_ms(rank: Rank) -> float:
 
     Returns 0 if the epoch is long or its length is unknown.
     """
-    batches = rank.loader.batches if rank.loader is not None else None
-    steps = batches / batches_per_step(rank) if batches else math.inf
+    steps = steps_per_epoch(rank) or math.inf
     return WORKER_START_MS / steps if steps * rank.step_ms < SHORT_EPOCH * WORKER_START_MS else 0.0
 
 

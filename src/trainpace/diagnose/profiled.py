@@ -22,7 +22,7 @@ from trainpace.diagnose.nsight import MADE_BY as NSIGHT
 from trainpace.diagnose.nsight import read_nsight
 from trainpace.diagnose.profiled_ranks import Kernel, RankShares, rank_shares
 from trainpace.diagnose.shares import IN_WORDS
-from trainpace.diagnose.traces import UNEXPORTED, Trace, trace_files
+from trainpace.diagnose.traces import UNEXPORTED, Trace, joined, trace_files
 from trainpace.measure import KERNEL_KINDS
 from trainpace.watch import BEHIND
 
@@ -77,7 +77,8 @@ def read_profiled(
 ) -> ProfiledTraining:
     """Read and diagnose a trace, an exported report, or a folder with one of them per rank.
 
-    If a rank has several traces, the trace with the most steps counts.
+    The traces of one process are the cycles of its profiler and count together. If a rank has
+    traces of several processes, the process with the most steps counts.
 
     Args:
         path: File or folder.
@@ -95,16 +96,36 @@ def read_profiled(
         )
     ranks: list[RankShares] = []
     unread: list[UnreadableInput] = []
-    for file in files:
-        tell(f"reading {file.name}")
-        try:  # read one trace at a time, because each may need much memory
-            ranks += [rank_shares(t, len(ranks) + number) for number, t in enumerate(_traces(file))]
+    # Read one process at a time, because each may need much memory.
+    for process in _processes(files, tell, unread):
+        try:
+            ranks.append(rank_shares(joined(process), len(ranks)))
         except UnreadableInput as error:
             unread.append(error)
     if not ranks:
         raise unread[0]
     chosen = _one_a_rank(ranks)
     return _together(chosen, [*_skipped(unread, len(ranks) - len(chosen))])
+
+
+def _processes(
+    files: Sequence[Path], tell: Callable[[str], None], unread: list[UnreadableInput]
+) -> Iterator[list[Trace]]:
+    """Yield the traces of each process. The files are in order of host, process and time."""
+    held: list[Trace] = []
+    for file in files:
+        tell(f"reading {file.name}")
+        try:
+            for trace in _traces(file):
+                same = held and trace.process and trace.process == held[-1].process
+                if held and not (same and trace.rank == held[-1].rank):
+                    yield held
+                    held = []
+                held.append(trace)
+        except UnreadableInput as error:
+            unread.append(error)
+    if held:
+        yield held
 
 
 def _skipped(unread: Sequence[UnreadableInput], again: int) -> Iterator[str]:

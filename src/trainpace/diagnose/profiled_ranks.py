@@ -311,7 +311,7 @@ def windows_of(trace: Trace) -> Windows:
     it to the first kernel of the next step. A loader wait at the start of a step then counts for
     the previous step.
     """
-    steps = _ranges(trace, STEP_RANGE)
+    steps = _working(trace, _ranges(trace, STEP_RANGE))
     if len(steps):
         return _between(trace, steps.start_us, steps.end_us, "ProfilerStep spans of torch.profiler")
     updates = _ranges(trace, OPTIMIZER_RANGE)
@@ -325,6 +325,16 @@ def windows_of(trace: Trace) -> Windows:
         return _between(trace, recurring.start_us, recurring.end_us, f"ranges named {name}")
     low, high = _extent_us(trace)
     return Windows(np.array([low]), np.array([high]), "")
+
+
+def _working(trace: Trace, steps: Spans) -> Spans:
+    """Drop the steps in which the host does nothing, unless it does nothing in all of them.
+
+    The profiler opens its last step after the loop has ended.
+    """
+    begun = np.sort(np.concatenate((trace.operators.start_us, trace.calls.start_us)))
+    work = np.searchsorted(begun, steps.end_us) > np.searchsorted(begun, steps.start_us)
+    return steps.where(work) if work.any() else steps
 
 
 def _extent_us(trace: Trace) -> tuple[float, float]:
@@ -362,10 +372,12 @@ def _between(trace: Trace, starts: Times, ends: Times, told_by: str) -> Windows:
     if len(trace.kernels) and np.isfinite(launched).any():
         begins = _first_work(trace, launched, starts)
     pauses = starts[1:] - ends[:-1] > PAUSE * np.median(ends - starts)
+    # On the device, a step before a pause has no end. On the host, its own end is known.
+    until = np.where(pauses & (not len(trace.kernels)), ends[:-1], begins[1:])
     windows = [
         (a, b)
-        for a, b, pause in zip(begins[:-1], begins[1:], pauses, strict=True)
-        if not pause and b > a
+        for a, b, pause in zip(begins[:-1], until, pauses, strict=True)
+        if b > a and not (pause and len(trace.kernels))
     ]
     if not len(trace.kernels) or not windows:  # the last step, or the only one
         start = max(float(begins[-1]), windows[-1][1]) if windows else float(starts[-1])

@@ -100,6 +100,7 @@ class Trace(NamedTuple):
         calls: Calls of the device's runtime library.
         ranges: Named ranges such as steps, data loading, optimizer updates and NVTX ranges.
         skipped: Number of skipped events.
+        process: Host and number of the process, or "" if they are unknown.
     """
 
     source: str
@@ -116,6 +117,52 @@ class Trace(NamedTuple):
     calls: Spans
     ranges: Spans
     skipped: int = 0
+    process: str = ""
+
+    def end_us(self) -> float:
+        """Return the end of the last span."""
+        columns = (self.kernels, self.copies, self.operators, self.calls, self.ranges)
+        return float(max(spans.end_us.max(initial=0.0) for spans in columns))
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """Join the profiling cycles of one process into one trace, with a long pause between them."""
+    first = traces[0]
+    if len(traces) == 1:
+        return first
+    names: dict[str, int] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    pause = max(trace.end_us() for trace in traces)
+    begin = 0.0
+    for trace in traces:
+        numbers = np.array([names.setdefault(name, len(names)) for name in trace.names], np.int64)
+        for name, column in columns.items():
+            spans = getattr(trace, name)
+            column.append(
+                Spans(spans.start_us + begin, spans.end_us + begin, numbers[spans.name])
+                if isinstance(spans, Spans)
+                else spans + begin
+            )
+        begin += trace.end_us() + pause
+    fields: dict[str, Any] = {
+        name: Spans(*map(np.concatenate, zip(*column, strict=True)))
+        if isinstance(column[0], Spans)
+        else np.concatenate(column)
+        for name, column in columns.items()
+    }
+    skipped = sum(trace.skipped for trace in traces)
+    return first._replace(names=tuple(names), skipped=skipped, **fields)
+
+
+_COLUMNS = (
+    "kernels",
+    "kernels_launched_us",
+    "copies",
+    "copies_launched_us",
+    "operators",
+    "calls",
+    "ranges",
+)
 
 
 class Column:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         read_table,
         run_of,
     )
-    from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+    from trainpace.forecast.memory import CONTEXT_GIB, fit_probability, needed_gib, room_gib
     from trainpace.forecast.published import (
         FOLDER,
         RUNS_FILE,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         public_runs,
         signature_of,
     )
+    from trainpace.forecast.rewrites import has_vocabulary_loss
     from trainpace.forecast.software import RunningSoftware, packed, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (

@@ -51,10 +51,13 @@ class Evaluated:
     Args:
         workload: Workload, perhaps rewritten for other software.
         traced: Cache of the workload as traced, if this one is rewritten.
+        saves_as_eager: True for an old torch.compile, which saves what eager mode saves.
     """
 
-    def __init__(self, workload: Workload, traced: Evaluated | None = None) -> None:
-        self.workload, self.traced = workload, traced or self
+    def __init__(
+        self, workload: Workload, traced: Evaluated | None = None, saves_as_eager: bool = False
+    ) -> None:
+        self.workload, self.traced, self.saves_as_eager = workload, traced or self, saves_as_eager
         self.under: Callable[[Rewrites], Evaluated] = (
             lru_cache(MOST_REWRITES)(self._under) if traced is None else traced.under
         )
@@ -65,7 +68,9 @@ class Evaluated:
 
     def _under(self, rewrites: Rewrites) -> Evaluated:
         workload = as_run(self.workload, rewrites)
-        return self if workload is self.workload else Evaluated(workload, self)
+        if workload is self.workload and not rewrites.saves_as_eager:
+            return self
+        return Evaluated(workload, self, rewrites.saves_as_eager)
 
     def _table(self, sharding: Sharding) -> RankTable:
         form = self.workload.forms[sharding.form]
@@ -79,7 +84,7 @@ class Evaluated:
     def _memory_model(self, name: Form) -> MemoryModel:
         w = self.workload
         flags = w.checkpointed, not widens(w.optimizer), bool(w.adaptation)
-        return MemoryModel(w.forms[name], name == "half", *flags)
+        return MemoryModel(w.forms[name], name == "half", *flags, self.saves_as_eager)
 
     def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:
         key = name, on_gpu, grid.key()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS, PRECISIONS, Execution
+from trainpace.core.hardware import Device
 from trainpace.core.outcome import MFU_LIMIT, STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.core.stats import Z_95
 from trainpace.forecast.communication import KINDS
@@ -32,6 +33,7 @@ from trainpace.forecast.grid import Facts, Grid, contradiction, fewer_ranks, on_
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fit_probability, fits
 from trainpace.forecast.ranks import RankTable
+from trainpace.forecast.rates import emulates_bf16
 from trainpace.forecast.software import NO_SOFTWARE, RunningSoftware, running_software
 from trainpace.forecast.step import paging_ms
 from trainpace.forecast.target import host_sensitivity, kernel_groups
@@ -380,7 +382,9 @@ class ForecastTable:
             roles=by_role(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency,
             scaling_reference_devices=reference,
-            warnings=tuple(_warnings(brief, bool(self.uneven[i]), form)),
+            warnings=tuple(
+                _warnings(brief, bool(self.uneven[i]), form, forecaster.target.cluster.device)
+            ),
         )
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
@@ -428,7 +432,7 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
     return work * execution.accumulation
 
 
-def _warnings(brief: Forecast, uneven: bool, form: TracedForm) -> Iterator[str]:
+def _warnings(brief: Forecast, uneven: bool, form: TracedForm, device: Device) -> Iterator[str]:
     e, step = brief.execution, brief.step
     assert step is not None
     if uneven:
@@ -440,6 +444,8 @@ def _warnings(brief: Forecast, uneven: bool, form: TracedForm) -> Iterator[str]:
         yield f"{count} blocks over {stages} stages are uneven: {placed}"
     if brief.fits is False:
         yield "does not fit in the device's memory; the time is what it would be if it did"
+    if emulates_bf16(device, e.precision):
+        yield "no bf16 units, so torch emulates bf16, slower than fp32; fp16 is faster"
     if step.host_overhead_ms > LAUNCH_BOUND * step.total_ms:
         yield (
             "launch-bound: the host's launches take longer than the device's work; a larger batch"

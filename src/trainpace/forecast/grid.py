@@ -111,6 +111,10 @@ class Grid:
         }
         return Execution(**values)
 
+    def uncompiled(self) -> Grid:
+        """Return the same executions without torch.compile."""
+        return Grid({**self._columns, "compile": np.zeros_like(self.compile)})
+
     def has(self, name: str, value: Any) -> Flags:
         """Return a mask of the executions in which field `name` equals `value`."""
         return np.asarray(self._columns[name] == EXECUTION_FIELDS[name].encode(value))
@@ -166,6 +170,24 @@ class Grid:
         They follow Megatron: 16-bit weights have fp32 master copies.
         """
         return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
+
+    @property
+    def is_compiled(self) -> Flags:
+        """Mask of executions whose partitioner chooses the saved activations.
+
+        Megatron compiles single functions only, so its autograd saves activations as in eager mode.
+        """
+        in_functions = self.has("engine", "megatron_core") | self.is_megatron
+        return np.asarray(self.compile & ~in_functions)
+
+    @property
+    def compiles_loss(self) -> Flags:
+        """Mask of executions that compile the model and its loss as a whole.
+
+        FSDP compiles block by block, and leaves the loss outside (torchtitan's parallelize.py).
+        """
+        whole = (self.zero_stage < 3) & (self.tp * self.pp * self.cp == 1)
+        return np.asarray(self.is_compiled & whole)
 
     @property
     def casts_shards(self) -> Flags:
@@ -645,8 +667,7 @@ def unsupported(
     if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
         yield grid.zero_stage < 3, AUTOCAST_EXPERTS
     if workload.only_batch is not None:
-        only = f"{workload.model} could only be traced at a batch size of {workload.only_batch}"
-        yield grid.micro_batch != workload.only_batch, f"{only} per GPU"
+        yield grid.micro_batch != workload.only_batch, workload.only_batch_in_words
     if workload.mode == "train":
         yield from _impossible_updates(grid, workload.optimizer)
     if form.blocks is not None:

@@ -32,6 +32,7 @@ pipeline stage: first, middle and last (see `grid.Stages`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import NamedTuple
@@ -43,7 +44,8 @@ from trainpace.core.outcome import Memory
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, has_vocabulary_head, stages_of
 from trainpace.forecast.ranks import gives_up_attention, kept_bytes
-from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
+from trainpace.forecast.rewrites import PLAIN_COPIES, logits_bytes
+from trainpace.workload import Blocks, Counts, Flags, Floats, Operators, TracedForm
 
 RESERVED_FACTOR = 1.18
 """Ratio of reserved to allocated memory if the device has room.
@@ -108,6 +110,12 @@ UPDATE_COPIES = 3.0
 
 There is a flat 16-bit copy, and an fp32 copy that is twice as large.
 """
+COMPILED_COPIES = 2.0
+"""Number of tensors of the logits' size under torch.compile: the logits and their gradient.
+
+The compiled loss keeps no log-softmax. For nanochat's d20 at 32 samples, the forecast is then 77
+GiB. Six of its published reports have 73.7 GiB.
+"""
 GATHERED_BLOCKS = 2.0
 """Number of blocks whose parameters FSDP holds gathered: the current one and the prefetched one."""
 
@@ -127,6 +135,7 @@ class RankMemory(NamedTuple):
     reserved_gib: Floats
     device_gib: Floats
     paged_gib: Floats
+    logits_gib: Floats
 
     def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
@@ -211,6 +220,7 @@ class MemoryModel:
         checkpointed: True if the trace already recomputes activations.
         wide_states: True if the dtype of the optimizer states does not depend on the parameters'.
         adapted: True if the trained parameters are already in fp32, as with adapters.
+        saves_as_eager: True for an old torch.compile, which saves what eager mode saves.
     """
 
     def __init__(
@@ -220,9 +230,11 @@ class MemoryModel:
         checkpointed: bool = False,
         wide_states: bool = False,
         adapted: bool = False,
+        saves_as_eager: bool = False,
     ) -> None:
         self.form, self.half, self.checkpointed = form, half, checkpointed
         self.wide_states, self.adapted = wide_states, adapted
+        self.saves_as_eager = saves_as_eager
         # A file with only whole numbers is read as an integer array.
         peaks = form.memory.peaks.astype(np.float64)
         updates = peaks[:, 2] == 0
@@ -265,6 +277,7 @@ class MemoryModel:
             grid: The executions.
             on_gpu: True to add the memory of the allocator, the CUDA context and NCCL.
         """
+        grid = grid.uncompiled() if self.saves_as_eager else grid
         form, half, blocks, stage = self.form, self.half, self.form.blocks, grid.zero_stage[:, None]
         groups, stages, held, shard, width, parameters, states = self._lasting(grid)
         whole = held * form.memory.parameter_bytes
@@ -284,7 +297,10 @@ class MemoryModel:
         kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
         # Start with the end of the backward pass if it differs from the trace. `consider` then
         # replaces it by every moment that needs more memory.
-        alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
+        alive, active = (
+            np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced),
+            working.copy(),
+        )
         beside = gathered.copy()
 
         def consider(
@@ -306,7 +322,7 @@ class MemoryModel:
         consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
         # The part of the saved bytes that does not grow with the batch is autocast's copies of
         # weights. FSDP's MixedPrecision makes no such copies.
-        copies = 0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]
+        copies = 0.0 if blocks is None else blocks.all_saved_bytes[0]
         spared = copies * (is_plain & grid.casts_shards[:, None])
         batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
         fronts = [self._front(float(batch)) for batch in batches]
@@ -328,8 +344,19 @@ class MemoryModel:
             reserved = total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
             device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups))
         paged_gib = paged[every, fullest] / BYTES_PER_GIB
+        # The logits are alive at the peak if they need more than a block's backward pass.
+        logits = _logits(grid, form) * stages.has_last
+        at_loss = np.where(logits > working, np.minimum(logits, active), 0.0)[every, fullest]
         return RankMemory(
-            parameters, gradients, states, activation, total_gib, reserved, device, paged_gib
+            parameters,
+            gradients,
+            states,
+            activation,
+            total_gib,
+            reserved,
+            device,
+            paged_gib,
+            at_loss / BYTES_PER_GIB,
         )
 
     def _largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
@@ -397,9 +424,9 @@ def _gathered(
 ) -> Floats:
     """Return the bytes of parameters that FSDP holds gathered, shape (n, 3).
 
-    These are the parameters of two blocks and all parameters outside the blocks. They are all
-    parameters of the stage if parameters stay gathered, as in a pipeline, or if the model has no
-    blocks.
+    These are the parameters of the two largest blocks and all parameters outside all blocks. They
+    are all parameters of the stage if parameters stay gathered, as in a pipeline, or if the model
+    has no blocks.
     """
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
@@ -410,6 +437,14 @@ def _gathered(
         whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0
     )
     inside = a_block * stages.blocks
+    for one in blocks.others:
+        each = np.divide(
+            whole * one.parameters * stages.has_first,
+            stages.parameters,
+            out=np.zeros_like(whole),
+            where=stages.parameters > 0,
+        )
+        a_block, inside = np.maximum(a_block, each), inside + one.count * each
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
     keeps = grid.collects_gradients | ~grid.reshard_after_forward
     return np.where(is_sharded, np.where(keeps[:, None], whole, some), 0.0)
@@ -435,7 +470,7 @@ def _activations(
         return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
     batch = grid.micro_batch.astype(np.float64)
 
-    def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
+    def at(pair: tuple[float, float] | Floats, ranks: Counts | int = 1) -> Floats:
         """Return the bytes of an affine pair at this batch size.
 
         `ranks` divides only the part that grows with the number of samples.
@@ -452,7 +487,8 @@ def _activations(
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
     entering = at(blocks.input_bytes, grid.cp)
-    outside, in_all = at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
+    in_all, of_all = at(blocks.saved_bytes), at(blocks.all_saved_bytes)
+    outside = at(blocks.outside_saved_bytes) - (of_all - blocks.count * in_all)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     # Rajbhandari et al. 2020, section 6.1
     partition = np.where(grid.partition_activations, grid.tp, sequence)
@@ -474,26 +510,119 @@ def _activations(
         selective = whole_block * np.minimum(
             1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0)
         )
+    compiled = np.where(grid.is_compiled, _compiled_share(operators, blocks, batch), 1.0)
+    whole_block = whole_block * compiled
+    selective = np.minimum(selective, whole_block)
     block = np.select([full, some], [entering / partition, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
+    selected = selective / np.maximum(whole_block, 1.0)
+    others = _Others.of(blocks, (full, some), selected, compiled, kept)
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     sizes, of_size = np.unique(batch, return_inverse=True)
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * sizes).max(axis=0, initial=0.0)[of_size]
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, waiting, last = _in_flight(grid, stages)
-    loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
+    loss = np.maximum(in_one_piece - of_all, outside)
+    # What runs before the blocks stays until the end of the backward pass.
+    first = np.maximum(outside - (at(blocks.after_saved_bytes) - others.saved_after), 0.0)
+    fused = np.where(grid.compiles_loss, first + _logits(grid, form)[:, 0] * divided_head, np.inf)
+    loss = np.where(logits_bytes(operators).any(), np.minimum(loss, fused), loss)
+    loss = loss + (last - 1) * outside
     loss = loss / divided_head + _torch_head(grid, form, entering)
-    at_head = stages.has_last * loss[:, None]
+    of_chain = flying * block[:, None]
+    at_head = stages.has_last * (loss + others.before + others.after)[:, None]
+    early = stages.has_first * first[:, None] + stages.has_last * others.before[:, None]
+    in_chain = early + at_work[:, None]
+    behind = early + stages.has_last * (others.after + others.working_after)[:, None]
+    in_front = early + stages.has_last * others.working_before[:, None] - of_chain
+    highest = np.maximum.reduce([at_head, in_chain, behind, in_front])
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
-    bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
-    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
+    bytes_alive = of_chain + sent + highest
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some | grid.is_compiled)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
     return (
         np.where(is_plain[:, None], plainly, ratio),
-        at_work[:, None] * np.ones(shape),
+        np.maximum(at_work, others.working_before)[:, None] * np.ones(shape),
         is_plain[:, None],
     )
+
+
+def _compiled_share(operators: Operators, blocks: Blocks, batch: Floats) -> Floats:
+    """Return the share of a block's saved bytes that torch.compile keeps, shape (n,).
+
+    Its partitioner keeps results of matmuls and attention, and recomputes everything between them
+    (torch/_functorch/partitioners.py). Copies of weights, which do not grow with the batch, stay.
+    """
+    rows = (np.array(operators.phase) == "forward") & operators.is_matrix
+    counts = rows * blocks.operator_counts / blocks.count
+    _, results = (counts[:, None] * operators.written_bytes).sum(axis=0)
+    constant, slope = blocks.saved_bytes
+    kept = constant + np.minimum(results + blocks.input_bytes[1], slope) * batch
+    return np.asarray(kept / np.maximum(constant + slope * batch, 1.0))
+
+
+def _logits(grid: Grid, form: TracedForm) -> Floats:
+    """Return the bytes of all tensors of the logits' size at the loss, shape (n, 1)."""
+    (constant, slope), compiled = (
+        logits_bytes(form.operators, copies) for copies in (PLAIN_COPIES, COMPILED_COPIES)
+    )
+    plain = constant + slope * grid.micro_batch
+    alive = np.where(grid.compiles_loss, compiled[0] + compiled[1] * grid.micro_batch, plain)
+    is_divided = form.blocks is not None and has_vocabulary_head(form.blocks)
+    return np.asarray(alive / (grid.tp * grid.cp if is_divided else 1))[:, None]
+
+
+class _Others(NamedTuple):
+    """Bytes of the blocks outside the chain, each of shape (n,).
+
+    Attributes:
+        before: Bytes kept by the blocks that run before the chain.
+        after: Bytes kept by the blocks that run after the chain.
+        working_before: Further bytes in the backward pass of a block before the chain.
+        working_after: Further bytes in the backward pass of a block after the chain.
+        saved_after: Bytes saved by the blocks after the chain without recomputation.
+    """
+
+    before: Floats
+    after: Floats
+    working_before: Floats
+    working_after: Floats
+    saved_after: Floats
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Blocks,
+        recomputes: tuple[Flags, Flags],
+        selected: Floats,
+        compiled: Floats,
+        kept: Callable[[tuple[float, float]], Floats],
+    ) -> _Others:
+        """Sum up the blocks outside the chain. Tensor parallelism does not divide them.
+
+        Args:
+            blocks: The blocks of the model.
+            recomputes: Masks of full and of selective recomputation.
+            selected: Share of its bytes that a block keeps under selective recomputation. It is
+                taken from the chain.
+            compiled: Share of its bytes that a block keeps under torch.compile, like `selected`.
+            kept: Function that returns a pair of bytes at each batch size.
+        """
+        before = after = working_before = working_after = saved_after = np.zeros_like(selected)
+        for one in blocks.others:
+            saved = kept(one.saved_bytes)
+            left = kept(one.left_bytes)
+            whole = saved * compiled
+            keeps = np.select(recomputes, [np.minimum(left, whole), whole * selected], whole)
+            works = kept(one.working_bytes) + whole - keeps
+            if one.is_after:
+                after, working_after = after + one.count * keeps, np.maximum(working_after, works)
+                saved_after = saved_after + one.count * saved
+            else:
+                before = before + one.count * keeps
+                working_before = np.maximum(working_before, works)
+        return cls(before, after, working_before, working_after, saved_after)
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:

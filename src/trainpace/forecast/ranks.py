@@ -44,6 +44,7 @@ from trainpace.workload import (
     GEMM,
     GROUPED,
     Blocks,
+    Counts,
     Flags,
     Floats,
     Operators,
@@ -242,7 +243,7 @@ def gives_up_attention(blocks: Blocks) -> bool:
 def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
     """Return the share of each row that selective recomputation repeats, shape (rows,).
 
-    The share is 0 outside the blocks and outside the forward pass.
+    The share is 0 outside all blocks and outside the forward pass.
     """
     if blocks is None:
         return np.zeros(len(operators))
@@ -253,9 +254,17 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
         ).astype(np.float64)
     else:
         share = np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
-    return np.where(
-        (np.array(operators.phase) == "forward") & (blocks.operator_counts > 0), share, 0.0
-    )
+    inside = blocks.operator_counts + recomputed_counts(blocks) > 0
+    return np.where((np.array(operators.phase) == "forward") & inside, share, 0.0)
+
+
+def recomputed_counts(blocks: Blocks) -> Counts:
+    """Return, for each row, the operators in blocks outside the chain that save activations."""
+    counts = np.zeros_like(blocks.operator_counts)
+    for one in blocks.others:
+        if sum(one.saved_bytes) > sum(one.left_bytes):
+            counts = counts + one.operator_counts
+    return counts
 
 
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
@@ -286,6 +295,8 @@ class StageCosts(NamedTuple):
     Attributes:
         passes_device: One block, the operators before the blocks and those after them, each in the
             forward and the backward pass, shape (n, 3, 2). passes_host likewise.
+        others_device: Work in blocks outside the chain that full recomputation repeats, then
+            that selective recomputation repeats, shape (n, 2). others_host likewise.
         optimizer_device: Update of the whole model, shape (n,). optimizer_host likewise.
         attention_device: Attention of one block in the forward pass, shape (n,).
         repeated_device: Work of one block that selective recomputation repeats, shape (n,).
@@ -299,19 +310,21 @@ class StageCosts(NamedTuple):
     optimizer_device: Floats
     attention_device: Floats
     repeated_device: Floats
+    others_device: Floats
     passes_host: Floats
     optimizer_host: Floats
     repeated_host: Floats
+    others_host: Floats
     start: Floats
     parts: Floats
 
     @classmethod
     def of(cls, rows: Floats) -> StageCosts:
         """Split the columns of the result of `RankTable.costs`."""
-        device, host = (rows[:, i : i + 6].reshape(-1, 3, 2) for i in (0, 9))
-        on_device = (device, rows[:, 6], rows[:, 7], rows[:, 8])
-        on_host = (host, rows[:, 15], rows[:, 17])
-        return cls(*on_device, *on_host, rows[:, 18], rows[:, 19:])
+        device, host = (rows[:, i : i + 6].reshape(-1, 3, 2) for i in (0, 11))
+        on_device = (device, rows[:, 6], rows[:, 7], rows[:, 8], rows[:, 9:11])
+        on_host = (host, rows[:, 17], rows[:, 19], rows[:, 20:22])
+        return cls(*on_device, *on_host, rows[:, 22], rows[:, 23:])
 
 
 class RankTable(KernelTable):
@@ -336,9 +349,11 @@ class RankTable(KernelTable):
         if blocks is None:
             self.inside = block = np.zeros(len(operators))
             first, core = np.ones(len(operators), dtype=bool), np.zeros(len(operators), dtype=bool)
+            other = block
         else:
             self.inside = blocks.operator_counts / operators.count
             block = self.inside / blocks.count
+            other = recomputed_counts(blocks) / operators.count * forward
             first = (kind == "embedding") | np.array(
                 [name.startswith("embedding") for name in operators.function]
             )
@@ -355,6 +370,8 @@ class RankTable(KernelTable):
                 self.updates,
                 block * core,
                 block * repeated_share(operators, blocks),
+                other,
+                other * repeated_share(operators, blocks),
             ],
             dtype=np.float64,
         )

@@ -57,6 +57,13 @@ NARROW = 512.0
 These are the matrix units of GeForce cards with fp32 accumulation.
 """
 
+EMULATED_BF16 = 0.54
+"""Speed of emulated bf16 matmuls relative to fp32.
+
+Measured on a GTX 1080 (github.com/kubeedge/ianvs/issues/888). A T4 is below 0.5
+(github.com/openxla/xla/issues/12429).
+"""
+
 WIDTHS: dict[Precision, Width] = {"fp8": "8"}
 """Bits of the operands of matmuls with weights, if they are not 16."""
 ON_ENGINES = {"Gaudi"}
@@ -141,12 +148,17 @@ def matrix_peak(
         return Peak(figure.value * 1e12, True)
     if half and products == "fp8":
         return f"{device.name} has no FP8 matrix rate."
-    if half and products == "bf16" and device.kind == "gpu":
-        return (
-            f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture"
-            " computes fp16 or fp32."
-        )
-    return _without_matrix_unit(device, precision, half)
+    peak = _without_matrix_unit(device, precision, half)
+    if half and not isinstance(peak, str) and emulates_bf16(device, precision):
+        return peak._replace(flop_per_s=EMULATED_BF16 * peak.flop_per_s)
+    return peak
+
+
+def emulates_bf16(device: Device, precision: Precision) -> bool:
+    """Return True if a GPU has no bf16 units. torch then converts bf16 operands to fp32."""
+    products = NUMBER_FORMATS[precision].products
+    no_units = device.bf16_tensor_tflops is None and device.vendor == "NVIDIA"
+    return products == "bf16" and no_units
 
 
 def _without_matrix_unit(device: Device, precision: Precision, half: bool) -> Peak | str:

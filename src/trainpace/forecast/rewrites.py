@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,10 +31,12 @@ from trainpace.workload import (
     Form,
     MemoryProfile,
     Operators,
+    OtherBlocks,
     TracedForm,
     Workload,
 )
 
+_AnyBlocks = TypeVar("_AnyBlocks", Blocks, OtherBlocks)
 Pair = Floats
 """Size that is affine in the batch size: (constant, per sample)."""
 
@@ -144,15 +146,12 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
         **{name: np.array(column(name), dtype=np.float64) for name in floats},
     )
     if blocks is not None:
-        blocks = replace(
-            blocks,
-            operator_counts=blocks.operator_counts[rows] * each,
-            roles=tuple(blocks.roles[i] for i in rows),
-        )
+        roles = tuple(blocks.roles[i] for i in rows)
+        blocks = blocks.with_counts(lambda counts: counts[rows] * each, roles=roles)
     return replace(form, operators=operators, blocks=blocks)
 
 
-def _with_more(blocks: Blocks, more: Mapping[str, Pair]) -> Blocks:
+def _with_more(blocks: _AnyBlocks, more: Mapping[str, Pair]) -> _AnyBlocks:
     """Return the blocks with more bytes in some fields. `more` may be negative."""
     pairs = {
         field: tuple(np.maximum(np.array(getattr(blocks, field)) + size, 0.0).tolist())
@@ -191,7 +190,7 @@ def _keeping(
 
     def change(rows: Floats) -> None:
         slopes = rows[:, -1]
-        most = slopes.max() if blocks is None else blocks.count * blocks.saved_bytes[1]
+        most = slopes.max() if blocks is None else blocks.all_saved_bytes[1]
         alive = np.clip(slopes / max(most, 1.0), 0.0, 1.0)
         more = alive[:, None] * kept + (slopes > 0)[:, None] * at_once
         rows[:, -2:] = np.maximum(rows[:, -2:] + more, 0.0)
@@ -287,6 +286,7 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
         return form
     has_backward = "backward" in operators.phase
     kept, block_kept, scores_kept, at_work = (np.zeros(2) for _ in range(4))
+    others_kept = [np.zeros(2) for _ in (() if blocks is None else blocks.others)]
     parts: dict[int, list[Part]] = {}
     for i in rows:
         a = _attention(operators, i, name)
@@ -304,6 +304,8 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
         if blocks is not None:
             share = blocks.operator_counts[i] / blocks.count
             block_kept, scores_kept = block_kept + share * more, scores_kept + share * each
+            for one, of_one in zip(blocks.others, others_kept, strict=True):
+                of_one += one.operator_counts[i] / one.count * more
     result = replaced(form, parts)
     alive = block_kept if checkpointed and blocks is not None else kept
     memory = _keeping(form.memory, blocks, alive, np.zeros(2) if has_backward else at_work)
@@ -314,8 +316,20 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
         "sharded_saved_bytes": block_kept,
         "attention_saved_bytes": scores_kept,
     }
-    working = tuple(np.maximum(result.blocks.working_bytes, at_work).tolist())
-    more_blocks = replace(_with_more(result.blocks, kept_bytes), working_bytes=working)
+
+    def working(old: tuple[float, float]) -> tuple[float, float]:
+        constant, slope = np.maximum(old, at_work).tolist()
+        return constant, slope
+
+    others = tuple(
+        replace(_with_more(one, {"saved_bytes": more}), working_bytes=working(one.working_bytes))
+        for one, more in zip(result.blocks.others, others_kept, strict=True)
+    )
+    more_blocks = replace(
+        _with_more(result.blocks, kept_bytes),
+        working_bytes=working(result.blocks.working_bytes),
+        others=others,
+    )
     return replace(result, memory=memory, blocks=more_blocks)
 
 
@@ -572,6 +586,9 @@ def tensors_of(operators: Operators) -> int:
 
 FP32 = 4.0
 """Bytes of an fp32 number."""
+PLAIN_COPIES = 3.0
+"""Number of tensors of the logits' size that the plain loss keeps: log-softmax and two gradients.
+"""
 LOSS = ("_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
 SMALLEST_VOCABULARY = 2048
 """Smallest number of classes of a vocabulary. The loss of a classifier with fewer is negligible."""
@@ -629,6 +646,21 @@ def has_vocabulary_loss(operators: Operators) -> bool:
     return _loss(operators) is not None
 
 
+def logits_bytes(operators: Operators, copies: float = PLAIN_COPIES) -> Pair:
+    """Return the bytes of the logits and of all tensors of their size at the loss.
+
+    They are 0 without a cross-entropy over a vocabulary.
+
+    Args:
+        operators: Operators of the model.
+        copies: Number of tensors of this size in the plain loss.
+    """
+    if (loss := _loss(operators)) is not None:
+        return copies * loss.plain_width * loss.elements
+    fused = np.array(operators.function) == "cross_entropy"
+    return np.asarray(operators.written_bytes[fused].sum(axis=0))
+
+
 def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> TracedForm:
     """Return the form with another implementation of cross-entropy.
 
@@ -647,7 +679,8 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
     result = replaced(form, parts)
     if form.blocks is None or result.blocks is None:
         return result
-    before = _Bytes(loss.plain_width * loss.elements, 2.0 * loss.plain_width * loss.elements)
+    one = loss.plain_width * loss.elements
+    before = _Bytes(one, (PLAIN_COPIES - 1.0) * one)
     more = {
         "outside_saved_bytes": kept.saved - before.saved,
         "after_saved_bytes": kept.saved - before.saved,
@@ -801,8 +834,7 @@ def _without_logits(
         logits: Bytes of the traced loss.
         kept: Bytes of the new loss, which replace them.
     """
-    base = blocks.count * np.array(blocks.saved_bytes)
-    least = base + np.maximum(np.array(blocks.working_bytes), kept)
+    least = blocks.all_saved_bytes + np.maximum(np.array(blocks.working_bytes), kept)
 
     def change(rows: Floats) -> None:
         at_loss = rows[:, -1] > least[1]

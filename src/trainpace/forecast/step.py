@@ -147,8 +147,8 @@ class StepModel:
 
     def _passes_of(self, costs: StageCosts) -> tuple[Floats, Floats]:
         """Return device time and exposed host overhead per stage and pass, shape (n, 3, 2)."""
-        device = self._passes(costs.passes_device, costs.repeated_device)
-        host = self._passes(costs.passes_host, costs.repeated_host)
+        device = self._passes(costs.passes_device, costs.repeated_device, costs.others_device)
+        host = self._passes(costs.passes_host, costs.repeated_host, costs.others_host)
         overhead = together_ms(device, host) - device if self.on_gpu else host.copy()
         if self.engine == "data_parallel":
             # One Python process copies the modules and drives all replicas. It launches their
@@ -158,14 +158,16 @@ class StepModel:
             overhead[:, :, 0] += host[:, :, 0] * more[:, None]
         return device, overhead
 
-    def _passes(self, passes: Floats, repeated: Floats) -> Floats:
+    def _passes(self, passes: Floats, repeated: Floats, others: Floats) -> Floats:
         s, (block, first, last) = self.stages, passes.transpose(1, 0, 2)
         times = s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
         times = times + s.has_last[:, :, None] * last[:, None]
         if self.form.blocks is not None:
-            full = np.where(self._recomputes("full")[:, None], block[:, :1], 0.0)
-            some = np.where(self._recomputes("selective")[:, None], repeated[:, None], 0.0)
-            times[:, :, 1] += s.blocks * (full + some)
+            is_full, is_some = (self._recomputes(how)[:, None] for how in ("full", "selective"))
+            full = np.where(is_full, block[:, :1], 0.0)
+            some = np.where(is_some, repeated[:, None], 0.0)
+            outside = np.where(is_full, others[:, :1], 0.0) + np.where(is_some, others[:, 1:], 0.0)
+            times[:, :, 1] += s.blocks * (full + some) + s.has_last * outside
         return times
 
     def _recomputes(self, checkpointing: Checkpointing) -> Flags:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         compare,
         compared,
         entry_of_public,
+        entry_of_recording,
         error_pct,
         guard,
         is_public,

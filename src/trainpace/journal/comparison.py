@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
 from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.execution import Execution
+from trainpace.core.execution import OPTIMIZERS, PRECISIONS, Execution, optimizer_called
 from trainpace.core.hardware import catalogue_name
 from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import Record
 from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.forecast import PublicRun, public_runs, read_parallelism
-from trainpace.journal.entry import UNKNOWN, Entry, shared_fields
+from trainpace.journal.entry import UNKNOWN, Entry, new_id, now_utc, shared_fields
 from trainpace.journal.knowledge import middle_run
 from trainpace.journal.store import Journal, Query, names_of
 from trainpace.workload import ModelSpec
@@ -257,6 +260,42 @@ def pace_of_recording(recording: Recording, run: str) -> Pace:
         interval_ms=interval,
         samples=samples,
         ranks=slowest.world_size,
+    )
+
+
+def entry_of_recording(recording: Recording, folder: Path) -> Entry:
+    """Return the entry of a recording, with the pace of its slowest rank.
+
+    Raises:
+        UnreadableInput: If the recording has no training steps.
+    """
+    pace = pace_of_recording(recording, str(folder))
+    first, command = recording.ranks[0], recording.command
+    micro_steps = max(1, round(first.micro_steps))
+    samples = first.samples_per_step or first.model_batch * micro_steps
+    optimizer = optimizer_called(first.optimizer)
+    execution = Execution(
+        micro_batch=max(1, round(samples / micro_steps)),
+        accumulation=micro_steps,
+        nproc_per_node=pace.ranks,
+        precision=first.number_format if first.number_format in PRECISIONS else "torch_fp32",
+        optimizer=optimizer if optimizer in OPTIMIZERS else Execution().optimizer,
+    )
+    script = next((part for part in command if part.endswith(".py")), command[0])
+    return Entry(
+        id=new_id(),
+        created_at=now_utc(),
+        kind="watch",
+        outcome="ok",
+        model=os.path.basename(script),
+        device=catalogue_name(first.accelerator) or first.accelerator or "cpu",
+        execution=execution,
+        num_devices=pace.ranks,
+        step_time_ms=pace.step_ms,
+        interval_ms=pace.interval_ms,
+        environment={"torch": first.torch},
+        command=shlex.join(command),
+        source=folder.name,
     )
 
 

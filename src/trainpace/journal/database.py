@@ -1,5 +1,6 @@
 """Database schema of the run journal, and connections to SQLite or PostgreSQL."""
 
+import itertools
 import random
 import sqlite3
 import time
@@ -33,10 +34,8 @@ from trainpace.journal.entry import Entry, Sweep
 
 VERSION = 3
 """Version of the schema. Journals of other versions are rejected."""
-BUSY_TIMEOUT_MS = 30_000
-"""Milliseconds that SQLite waits for a lock."""
-ATTEMPTS = 8
-"""Maximum number of tries of a transaction."""
+LOCK_WAIT_S = 10.0
+"""Longest time that a transaction waits for the lock of another process, in seconds."""
 _LOCK = 0x7261636B
 """Key of the PostgreSQL advisory lock. Nothing else in the database uses it."""
 _PRAGMAS = (
@@ -210,7 +209,7 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
     """
     if url.drivername == "sqlite":
         _prepare_file(Path(str(url.database)), create)
-        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1e3})
+        engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_S})
         event.listen(engine, "connect", _set_up_sqlite)
         if read_only:
             event.listen(engine, "connect", _only_reads)
@@ -242,15 +241,19 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _retried(work: Callable[[], T]) -> T:
-    """Run `work`. While another process holds the lock, retry with random exponential backoff."""
-    for attempt in range(ATTEMPTS - 1):
+    """Run `work`. While another process holds the lock, retry with random exponential backoff.
+
+    SQLite itself waits for most locks, but not for all, and PostgreSQL ends deadlocks at once.
+    """
+    until = time.monotonic() + LOCK_WAIT_S
+    for attempt in itertools.count():
         try:
             return work()
         except (OperationalError, sqlite3.OperationalError) as error:
-            if not _in_the_way(getattr(error, "orig", error)):
+            if not _in_the_way(getattr(error, "orig", error)) or time.monotonic() > until:
                 raise
-            time.sleep(random.uniform(0, 0.05 * 2**attempt))
-    return work()
+            time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
+    raise AssertionError("the loop does not end")
 
 
 @contextmanager
@@ -264,6 +267,11 @@ def plainly(url: URL) -> Iterator[None]:
         ) from None
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        if _in_the_way(cause):
+            raise JournalUnusable(
+                f"the journal at {shown(url)} is locked by another process. Nothing was saved.",
+                "Try again when that process has ended, or name another --journal.",
+            ) from None
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise JournalUnusable(
             f"the journal at {shown(url)} cannot be used:"

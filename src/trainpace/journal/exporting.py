@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput, message_of
 from trainpace.core.records import to_json, written_aside
 from trainpace.journal.entry import Entry, Sweep
 
@@ -161,7 +161,7 @@ def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERI
         )
         return sum(_add_to_mlflow(client, place, entry) for entry in entries)
     except (MlflowException, OSError) as error:
-        raise UnreadableInput(f"MLflow at {where} failed: {str(error).splitlines()[0]}") from None
+        raise UnreadableInput(f"MLflow at {where} failed: {message_of(error)}") from None
 
 
 def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
@@ -205,7 +205,7 @@ def export_wandb(project: str, entries: Iterable[Entry]) -> int:
         return sum(_add_to_wandb(wandb, name, entity or None, entry) for entry in entries)
     except (wandb.Error, OSError) as error:
         raise UnreadableInput(
-            f"Weights & Biases failed: {str(error).splitlines()[0]}",
+            f"Weights & Biases failed: {message_of(error)}",
             "Run wandb login, or set WANDB_MODE=offline.",
         ) from None
 

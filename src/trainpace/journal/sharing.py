@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, shortened
 from trainpace.core.execution import EXECUTION_FIELDS, OPTIMIZERS, Execution, Precision
 from trainpace.core.hardware import Cluster, Device, find_device, find_host
 from trainpace.core.intake import read_json
@@ -485,7 +485,7 @@ def _run_or_reason(item: Any) -> SharedRun | Skipped:
         find_device(run.device)
     except (msgspec.ValidationError, TrainpaceError) as error:
         text = error.message if isinstance(error, TrainpaceError) else str(error)
-        return Skipped(f"invalid ({text[:120]})")
+        return Skipped(f"invalid ({shortened(text, 120)})")
     return run
 
 

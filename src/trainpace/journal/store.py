@@ -100,16 +100,20 @@ ALL = Query()
 def since_text(text: str) -> str:
     """Return a date like ``2026-11-21``, or any ISO 8601 time, in the journal's form.
 
-    A time without a zone counts as UTC.
+    A time without a zone counts as UTC. "today" and "yesterday" are days in UTC.
 
     Raises:
         TrainpaceError: If the text is not a date.
     """
+    days = {"today": 0, "yesterday": 1}.get(text.strip().casefold())
+    if days is not None:
+        day = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days)
+        text = day.isoformat()
     try:
         return utc_text(datetime.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
         raise TrainpaceError(
-            f"{text!r} is not a date.", "Write 2026-11-21 or 2026-11-21T08:30."
+            f"{text!r} is not a date.", "Write 2026-11-21, 2026-11-21T08:30, today or yesterday."
         ) from None
 
 

@@ -35,7 +35,7 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import DataLoader, default_collate
 
-from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.errors import TrainpaceError, UserCodeError, message_of
 from trainpace.core.host import thread_times
 from trainpace.core.records import to_json
 from trainpace.core.stats import noise_of, repeat_interval
@@ -198,7 +198,7 @@ class LoaderTarget(NamedTuple):
         try:
             return self.dataset[index]
         except Exception as error:
-            reason = _sentence(explain(error, "the dataset"))
+            reason = explain(error, "the dataset")
             raise UserCodeError(f"sample {index} cannot be loaded: {reason}") from error
 
     def read(self, indices: Sequence[int]) -> None:
@@ -211,8 +211,7 @@ class LoaderTarget(NamedTuple):
             return self.collate(list(samples))
         except Exception as error:
             raise UserCodeError(
-                f"{len(samples)} samples do not make a batch:"
-                f" {_sentence(explain(error, 'collate_fn'))}",
+                f"{len(samples)} samples do not make a batch: {explain(error, 'collate_fn')}",
                 "Give the dataset a collate_fn, or return a DataLoader that has one.",
             ) from error
 
@@ -230,7 +229,7 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
     except TrainpaceError:
         raise
     except Exception as error:
-        raise UserCodeError(_sentence(explain(error, name))) from error
+        raise UserCodeError(explain(error, name)) from error
     if isinstance(made, DataLoader):
         return _of_loader(made, name, batch_size)
     dataset = made[3] if is_task(made) else made
@@ -269,10 +268,6 @@ def _of_loader(loader: DataLoader[Any], name: str, batch_size: int | None) -> Lo
         prefetch_factor=loader.prefetch_factor or TORCH_PREFETCH,
         options={key: value for key, value in options.items() if value is not None},
     )
-
-
-def _sentence(text: str) -> str:
-    return text.rstrip(".") + "."
 
 
 # ---- the cost of a sample
@@ -462,8 +457,7 @@ def loader_failure(error: Exception, workers: int) -> str:
     A killed worker causes a broken connection in this process, or an error of torch.
     """
     how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
+    reason = f"{type(error).__name__}: {message_of(error)}"
     died = isinstance(error, EOFError | ConnectionError) and not str(error).startswith("Caught ")
     if workers and died:
         return f"a worker of {how} exited unexpectedly ({reason})"

@@ -274,8 +274,8 @@ class _Shapes:
         sizes, only = divisors(job.global_batch), workload.only_batch
         if only is not None and only not in sizes:
             raise TrainpaceError(
-                f"{workload.model} could only be traced at a batch size of {only} per GPU, and"
-                f" {job.global_batch:,} samples per step are not a multiple of it.",
+                f"{workload.only_batch_in_words}, and {job.global_batch:,} samples per step are"
+                " not a multiple of it.",
                 f"Use a multiple: --global-batch {only}.",
             )
         self._sizes = np.array(sizes if only is None else [only])
@@ -324,6 +324,9 @@ class _Shapes:
             return _Refusal("device", precisions)
         share = batch // ranks
         sizes = self._sizes[share % self._sizes == 0]
+        if not sizes.size:
+            words = self._workload.only_batch_in_words
+            return _Refusal("batch", f"{words}, and {ranks} GPUs would get {share:,} samples each")
         refused: list[_Refusal] = []
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)

@@ -12,6 +12,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster
 from trainpace.core.units import format_number
+from trainpace.forecast import has_vocabulary_loss
 from trainpace.job import assumptions
 from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Plan, Projection, Risk
 from trainpace.plan.evaluate import Evaluator, Problem, forecast_of, part_of
@@ -67,6 +68,10 @@ def plan_changes(
     paths = data if space.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
     grid, limits = space.within(executions_on(problem.cluster, problem.workload, start, space))
+    present = Evaluator(problem, start)
+    fits, loss = present.fits(now), tuple[Change, ...]()
+    if not fits:
+        problem, loss = _with_lean_loss(problem, now)
     result = search(problem, start, grid, paths)
     evaluator = Evaluator(problem, start)
     searched = len(result.grid) * len(paths)
@@ -89,8 +94,8 @@ def plan_changes(
     pareto = [best if index == fastest else index for index in result.pareto()]
     return Plan(
         start=start,
-        changes=ordered_changes(evaluator, now, target),
-        now=projection(now) if math.isfinite(evaluator.step_ms(now)) else None,
+        changes=_joined(loss, ordered_changes(evaluator, now, target)),
+        now=present.projection(now, 0) if math.isfinite(present.step_ms(now)) else None,
         best=chosen,
         fastest=projection(result.choice(fastest)),
         because=because(problem, evaluator, result, best),
@@ -100,11 +105,64 @@ def plan_changes(
         rejected=rejected(problem, result, evaluator, best, space, limits),
         searched=searched,
         fitting=result.fitting,
-        start_fits=evaluator.fits(now),
+        start_fits=fits,
         job=problem.schedule,
         conditions=problem.conditions,
         assumed=assumptions(problem.conditions, start.compile or target.execution.compile),
     )
+
+
+LEAN_LOSS = "chunked cross-entropy instead of all logits at once"
+LIGER_LOSS = """\
+from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+loss = LigerFusedLinearCrossEntropyLoss()(head.weight, hidden.flatten(0, 1), labels.flatten())"""
+
+
+def _with_lean_loss(problem: Problem, now: Choice) -> tuple[Problem, tuple[Change, ...]]:
+    """Return the problem with a loss that does not hold all logits, and the change to it.
+
+    The loss is one setting, and the training stays the same. It therefore comes before sharding.
+    The change is made only if the current execution then fits, with or without recomputation, and
+    did not fit with recomputation before.
+    """
+    again = replace(now.execution, activation_checkpointing="full")
+    recomputed = replace(now, execution=again)
+    software = replace(problem.software, cross_entropy="chunked")
+    lean = problem._replace(software=software, forecaster=None).with_forecaster()
+    before, after = (Evaluator(p, now.execution) for p in (problem, lean))
+    is_large = has_vocabulary_loss(problem.workload.form(again.precision).operators)
+    chosen = problem.software.cross_entropy is not None
+    if chosen or not is_large or before.fits(recomputed):
+        return problem, ()
+    fits = after.fits(now)
+    if not fits and not after.fits(recomputed):
+        return problem, ()
+    change = Change(
+        title=LEAN_LOSS,
+        execution=now.execution,
+        data=now.data,
+        forecast_saved_s=0.0,
+        makes_fit=fits,
+        risk="low",
+        risk_reason="the loss is summed in another order",
+        settings={"use_liger_kernel": True},
+        code=LIGER_LOSS,
+    )
+    return lean, (change,)
+
+
+def _joined(loss: tuple[Change, ...], changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Put the change of the loss first. It joins the next change if it does not fit alone."""
+    if not loss or loss[0].makes_fit or not changes:
+        return (*loss, *changes)
+    (one,), (first, *rest) = loss, changes
+    joined = replace(
+        first,
+        title=f"{one.title}, {first.title}",
+        settings=one.settings | first.settings,
+        code="\n".join(filter(None, (one.code, first.code))),
+    )
+    return joined, *rest
 
 
 def _check_start(problem: Problem, start: Execution) -> None:

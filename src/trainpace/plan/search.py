@@ -293,10 +293,13 @@ def precisions(
         allowed += STEPS_DOWN[first:]
     if space.allow_fp8:
         allowed.append("fp8")
-    # torch computes TF32 in fp32 on devices without TF32 units.
-    unsupported = device.tf32_tensor_tflops is None and start.precision != "tf32"
+    # torch computes TF32 in fp32, and bf16 slowly, on devices without such units.
+    slow = {
+        "tf32": device.tf32_tensor_tflops is None,
+        "amp_bf16": device.bf16_tensor_tflops is None,
+    }
     possible = [p for p in allowed if form_of(p) in workload.forms]
-    return [p for p in dict.fromkeys(possible) if p != "tf32" or not unsupported]
+    return [p for p in dict.fromkeys(possible) if p == start.precision or not slow.get(p)]
 
 
 # ---- the search

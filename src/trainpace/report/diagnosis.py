@@ -137,9 +137,10 @@ def _advice(d: Diagnosis) -> Iterator[Section]:
 
 
 def _verdict(d: Diagnosis) -> str:
-    verdict = f"Verdict: {IN_WORDS[d.verdict]}"
     most = max(d.shares, key=lambda s: s.share, default=None)
-    if most is not None and most.in_words == IN_WORDS[d.verdict]:
+    named = next((s.in_words for s in d.shares if s.cause == d.verdict), IN_WORDS[d.verdict])
+    verdict = f"Verdict: {named}"
+    if most is not None and most.cause == d.verdict:
         unproved = "" if most.proved else ", seen but not proved"
         verdict += f", {percent(most.share)} of the step{unproved}"
     if d.verdict != "compute" or d.share_of_roof is None or d.share_of_roof < LEAST_ROOF:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainpace.core.outcome import STEP_PARTS, Forecast
+from trainpace.core.outcome import STEP_PARTS, Forecast, Memory
 from trainpace.core.stats import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import alike, memory_over_step, needed_gib
@@ -52,7 +52,7 @@ from trainpace.report.sections import (
 from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.measure import MeasureRequest
 from trainpace.verbs.plan import PlanRequest
-from trainpace.verbs.request import as_typed, fields_of, forwarded, not_forwarded
+from trainpace.verbs.request import forwarded, not_forwarded
 from trainpace.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
@@ -68,7 +68,15 @@ MOST_KEPT = 6
 """Number of devices whose best batch stays in a truncated table."""
 SURE = 0.99
 """Probability of fitting in memory above which it is not printed."""
+LARGE_PART = 0.2
+"""Share of the memory from which the logits are worth a setting of their own."""
 FITS = {None: "?", True: "yes", False: "NO"}
+
+
+def _fits_in_words(f: Forecast) -> str:
+    """Return whether a forecast fits in memory, with the probability if it is not certain."""
+    certain = f.fit_probability is None or not 1 - SURE < f.fit_probability < SURE
+    return FITS[f.fits] if certain else f"{FITS[f.fits]}, {percent(f.fit_probability)}"
 
 
 def forecast_title(answer: Forecasts) -> str:
@@ -257,11 +265,21 @@ def _misfit(done: Sequence[Forecast]) -> str:
     device_has = "" if f.capacity_gib is None else f"; the device has {number(f.capacity_gib)} GiB"
     need = (
         f"needs at least {number(gib)} GiB, including the overhead of driver and"
-        f" allocator{device_has}."
+        f" allocator{device_has}.{_of_logits(f.memory)}"
     )
     if len(done) == 1:
         return f"No: it does not fit in memory. {place(f)} {need}"
     return f"No: none of them fits in memory. The closest, {place(f)}, {need}"
+
+
+def _of_logits(m: Memory | None) -> str:
+    """Return what to do about the logits if they take a large part of the memory, or ""."""
+    if m is None or m.logits_gib < LARGE_PART * m.allocated_gib:
+        return ""
+    return (
+        f" The logits take {number(m.logits_gib)} GiB of it. --cross-entropy chunked"
+        " (use_liger_kernel=True in Transformers) computes them in pieces."
+    )
 
 
 def _step(f: Forecast) -> str:
@@ -304,7 +322,7 @@ def _columns(priced: bool, several: bool) -> list[Column | Literal[False]]:
         if several
         else Column("samples/s", 5, cell="samples_per_second"),
         Column("GiB", 4, cell="memory.allocated_gib"),
-        words("fits", 3, 3, "fits", FITS.get),
+        words("fits", 3, 3, _fits_in_words),
         Column("MFU", 6, cell="mfu", form=percent),
         several and Column("largest batch", 2, cell="largest_micro_batch"),
         priced and Column("training", cell=lambda f: duration(_seconds(f))),
@@ -544,10 +562,11 @@ def _memory_in_words(f: Forecast) -> list[str]:
             f"{number(m.allocated_gib)} allocated, {number(m.reserved_gib)} reserved, {shown}"
             " (nvidia-smi)"
         )
+    logits = f" ({number(m.logits_gib)} of them for the logits)" if m.logits_gib else ""
     return [
         f"Memory at the peak: parameters {number(m.parameters_gib)}, gradients"
         f" {number(m.gradients_gib)}, optimizer states {number(m.optimizer_states_gib)},"
-        f" activations {number(m.activations_gib)} GiB; {total}."
+        f" activations {number(m.activations_gib)} GiB{logits}; {total}."
     ]
 
 
@@ -625,24 +644,26 @@ def _next(
     spec = spec_of(workload, asked)
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
-    fixed = ["gpu", "calibrated", "batch", "precision"]
-    form = ["--precision", row.execution.precision]
+    form: dict[str, Any] = {"precision": row.execution.precision}
+    if asked is not None and asked.is_usual and "activation_checkpointing" not in workload.settings:
+        form["checkpointing"] = row.execution.activation_checkpointing.replace("none", "")
     if steps.lengths_of(done):
-        fixed.append("sequence_length")
-        form += ["--sequence-length", str(row.sequence_length)]
-    device, batch = _device_words(row, asked), ["--batch", str(row.execution.micro_batch)]
-    again = ["trainpace", "forecast", spec, *device, *form]
+        form["sequence_length"] = row.sequence_length
+    device, batch = _device_options(row, asked), {"batch": row.execution.micro_batch}
+    fixed = ["gpu", "calibrated", "batch", *form]
     if best is None:
-        yield from _next_that_fits(row, again, spec, asked, fixed)
+        yield from _next_that_fits(row, device | form, spec, asked)
     elif best.num_devices > 1:
-        yield from _next_plan(["trainpace", "plan", spec, *device, *batch, *form], asked, fixed)
-    elif can_be_measured(spec, asked, fixed):
-        same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
-        yield _next_measurement(best, ["trainpace", "measure", spec, *batch, *form, *same])
+        yield from _next_plan(spec, device | batch | form, asked, fixed)
+    elif not form.pop("checkpointing", "") and can_be_measured(spec, asked, fixed):
+        same = forwarded(asked, MeasureRequest, ["gpu", "calibrated", "timeout"], batch | form)
+        yield _next_measurement(best, ["trainpace", "measure", spec, *same])
     elif workload.only_batch is None and len({f.execution.micro_batch for f in done}) == 1:
-        same = forwarded(asked, ForecastRequest, fixed)
+        # Every batch size would need its own accumulation for the same global batch.
+        beside = device | form | {"batch": _range(best), "global_batch": None}
+        same = forwarded(asked, ForecastRequest, fixed, beside)
         yield Next(
-            [*again, *same, "--batch", _range(best)],
+            ["trainpace", "forecast", spec, *same],
             "a range of batch sizes, and where the step time jumps",
         )
 
@@ -652,12 +673,14 @@ def _range(best: Forecast) -> str:
 
 
 def _next_plan(
-    command: Sequence[str], asked: ForecastRequest | None, fixed: Sequence[str]
+    spec: str, beside: Mapping[str, Any], asked: ForecastRequest | None, fixed: Sequence[str]
 ) -> Iterator[Next]:
     if not not_forwarded(asked, PlanRequest, fixed):
-        job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
-        why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
-        yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
+        is_long = asked is not None and asked.whole_training
+        why = f"what to change, and what it saves{'' if is_long else ' in 1,000 steps'}"
+        job = {} if is_long else {"max_steps": 1000}
+        same = forwarded(asked, PlanRequest, fixed, {**beside, **job})
+        yield Next(["trainpace", "plan", spec, *same], why)
 
 
 def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
@@ -668,24 +691,19 @@ def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
 
 
 def _next_that_fits(
-    row: Forecast,
-    again: Sequence[str],
-    spec: str,
-    asked: ForecastRequest | None,
-    fixed: Sequence[str],
+    row: Forecast, beside: Mapping[str, Any], spec: str, asked: ForecastRequest | None
 ) -> Iterator[Next]:
     """Suggest the largest batch that fits, or recomputation if not even one sample fits."""
+    settings, why = dict(beside), ""
     if row.largest_micro_batch:
-        command = [*again, *forwarded(asked, ForecastRequest, fixed)]
+        settings |= {"batch": row.largest_micro_batch, "global_batch": None}
         why = "the largest batch that fits; --accumulate keeps the global batch"
-        yield Next([*command, "--batch", str(row.largest_micro_batch)], why)
     elif row.execution.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
-        same = forwarded(asked, ForecastRequest, [*fixed, "checkpointing"])
-        batch = []
-        if asked is not None and asked.batch:
-            batch = as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
+        settings |= {"checkpointing": "full"}
         why = "recomputes activations, which needs less memory"
-        yield Next([*again, *same, "--checkpointing", "full", *batch], why)
+    if why:
+        same = forwarded(asked, ForecastRequest, ["gpu", "calibrated"], settings)
+        yield Next(["trainpace", "forecast", spec, *same], why)
 
 
 def _is_this_machine(f: Forecast) -> bool:
@@ -693,10 +711,10 @@ def _is_this_machine(f: Forecast) -> bool:
     return f.provenance == "calibrated" or (f.provenance == "transferred" and not f.host)
 
 
-def _device_words(f: Forecast, asked: ForecastRequest | None) -> list[str]:
+def _device_options(f: Forecast, asked: ForecastRequest | None) -> dict[str, Any]:
     if not _is_this_machine(f):
-        return ["--gpu", f.device]
+        return {"gpu": f.device}
     by_name = asked is None or any(gpu.casefold() == "cpu" for gpu in asked.gpu)
     if asked is not None and asked.calibrated and not by_name:
-        return ["--calibrated", asked.calibrated]
-    return ["--gpu", "cpu"]
+        return {"calibrated": asked.calibrated}
+    return {"gpu": "cpu"}

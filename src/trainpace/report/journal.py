@@ -100,8 +100,7 @@ def entries_sections(
     if not entries:
         yield Headline(f"No such runs in {place}.")
         yield say(
-            "The journal stores what trainpace measure and run measured; recordings of watch"
-            " stay in their folders."
+            "The journal stores what trainpace measure, run, look, watch and diagnose measured."
         )
         return
     shown = "" if total == len(entries) else f", {len(entries)} of them shown"
@@ -652,17 +651,13 @@ def _forecast_of(r: PublicRun) -> str:
 
 
 def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterator[Section]:
-    from trainpace.verbs.journal import JournalRequest
+    from trainpace.verbs.journal import JournalRequest, has_counterpart
 
     yield Headline(f"A step took {number(run.step_time_ms)} ms, as {run.source} measured it.")
     yield named("", public_facts(run))
-    yield Next(
-        [
-            *("trainpace", "journal", "compare", f"public:{run.id}", "mine"),
-            *forwarded(asked, JournalRequest),
-        ],
-        "with your newest run that is most like it",
-    )
+    if isinstance(asked, JournalRequest) and has_counterpart(run, asked):
+        command = ["trainpace", "journal", "compare", f"public:{run.id}", "mine", *_place(asked)]
+        yield Next(command, "with your newest run that is most like it")
 
 
 def public_score_sections(score: Score) -> Iterator[Section]:

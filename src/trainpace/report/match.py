@@ -465,28 +465,26 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
     e, offer = first.forecast.execution, first.offer
     spec = spec_of(answer.workload, asked)
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
-    run = ["--batch", str(e.micro_batch), "--precision", e.precision]
+    run = {"batch": e.micro_batch, "precision": e.precision}
     if can_be_measured(spec, asked, fixed):
-        same = forwarded(asked, MeasureRequest, fixed)
+        same = forwarded(asked, MeasureRequest, fixed, {**run, "device": "cuda"})
         why = "on option 1, rented for a few minutes: real steps narrow the interval"
-        yield Next(["trainpace", "measure", spec, *run, *same, "--device", "cuda"], why)
+        yield Next(["trainpace", "measure", spec, *same], why)
         return
-    options = {"--gpu": offer.device, "--num-gpus": offer.count}
+    options: dict[str, Any] = {"gpu": offer.device, "num_gpus": offer.count}
     if first.nodes > 1:
-        options |= {"--nodes": first.nodes, "--network": f"{offer.network_gb_per_s:g}"}
-    options |= {"--batch": e.micro_batch, "--precision": e.precision}
-    if e.accumulation > 1:
-        options["--accumulate"] = e.accumulation
-    options |= {"--zero": e.zero_stage, "--shard-size": e.shard_size}
+        options |= {"nodes": first.nodes, "network": offer.network_gb_per_s}
+    options |= run
+    options |= {"accumulate": e.accumulation if e.accumulation > 1 else None}
+    options |= {"zero": e.zero_stage, "shard_size": e.shard_size}
     if asked and asked.global_batch == e.global_batch:
-        options["--global-batch"] = e.global_batch
-    command = [word for name, value in options.items() if value for word in (name, str(value))]
-    command += forwarded(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
+        options["global_batch"] = e.global_batch
     if e.activation_checkpointing != "none":
-        command += ["--checkpointing", e.activation_checkpointing]
-    yield Next(
-        ["trainpace", "forecast", spec, *command], "option 1: where the time of its step goes"
-    )
+        options["checkpointing"] = e.activation_checkpointing
+    if asked and asked.loader_rate:  # `match` assumes one loader worker per vCPU.
+        options["workers"] = offer.vcpus
+    same = forwarded(asked, ForecastRequest, [*fixed, "host", "checkpointing"], options)
+    yield Next(["trainpace", "forecast", spec, *same], "option 1: where the time of its step goes")
 
 
 def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> Chart | None:
@@ -625,8 +623,8 @@ def settings_sections(combined: Any) -> Iterator[Section]:
     yield say(*(f"{sentence(note.severity)}: {note.file}: {note.text}" for note in combined.notes))
 
 
-NOT_CARRIED = ("samples", "epochs", "global_batch", "sequence_length", "checkpoint_every", "mtbf")
-"""Schedule options that `match` gets separately or does not support."""
+NOT_CARRIED = ("sequence_length", "checkpoint_every", "mtbf")
+"""Schedule options that `match` does not support, or that mean something else there."""
 
 
 def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterator[Section]:
@@ -639,11 +637,11 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
     yield Lines(_learning_rates(a))
     yield Notes([f"Note: {note}." for note in a.notes])
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
-        job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
-        job += ["--global-batch", str(a.execution.global_batch)]
-        limits = forwarded(asked, MatchRequest, NOT_CARRIED)
+        job = {"samples": a.schedule.samples, "epochs": a.schedule.epochs}
+        job |= {"global_batch": a.execution.global_batch}
+        same = forwarded(asked, MatchRequest, NOT_CARRIED, job)
         why = "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50"
-        yield Next(["trainpace", "match", "resnet50", *job, *limits], why)
+        yield Next(["trainpace", "match", "resnet50", *same], why)
 
 
 def _speedups(a: Answer, total_s: float) -> Iterator[Section]:

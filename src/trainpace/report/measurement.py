@@ -166,11 +166,9 @@ def _next(answer: MeasuredSweep, asked: MeasureRequest | None) -> Next:
     precision = first.execution.precision
     spec = asked.model if asked is not None and asked.model is not None else first.model
     gpu = "A100" if "bf16" in precision or precision == "tf32" else "T4"  # A T4 supports neither.
-    batch = str(answer.analysis.best.best.batch)
-    command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", batch]
-    same = forwarded(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
-    why = "the same on a GPU that you do not have"
-    return Next([*command, "--precision", precision, *same], why)
+    beside = {"gpu": gpu, "batch": answer.analysis.best.best.batch, "precision": precision}
+    same = forwarded(asked, ForecastRequest, ["timeout", "no_journal"], beside)
+    return Next(["trainpace", "forecast", spec, *same], "the same on a GPU that you do not have")
 
 
 def _measured_above(a: SweepAnalysis) -> SweepPoint | None:

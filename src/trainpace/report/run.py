@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -437,6 +437,10 @@ CAUSES: dict[Change, str] = {
     "no_dropout": "dropout, which draws different masks for parts: without it they agree",
     "fp64": "rounding that training amplifies: in fp64 they agree",
 }
+_MOST = 100
+"""Factor by which a change must reduce a difference to count as a part of its cause."""
+_LOSS_ROUNDING = {"fp32": 2e-6, "bf16": 1e-2, "amp_bf16": 1e-2}
+"""Relative difference of the losses of a batch and of its parts that rounding explains."""
 ADVICE: dict[Change, str] = {
     "fp32": (
         "Rounding of this size is normal for the format, and not an error of accumulation or"
@@ -521,15 +525,13 @@ def _way_verdict(way: WayResult) -> str:
 def _equivalence_next(result: Equivalence, asked: VerifyRequest | None) -> Iterator[Next]:
     q = result.question
     if result.equal:
-        command = ["trainpace", "forecast", q.model, "--gpu", "A100"]
-        command += ["--batch", str(max(q.sizes("ddp")))]
-        same = forwarded(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
+        beside = {"gpu": "A100", "batch": max(q.sizes("ddp"))}
+        same = forwarded(asked, ForecastRequest, ["accumulate", "timeout"], beside)
         why = "a part on a GPU; for the training, every way to divide the batch is equally good"
-        yield Next([*command, *same], why)
+        yield Next(["trainpace", "forecast", q.model, *same], why)
     elif not result.repeated and not any(way.failed for way in result.ways):
-        command = ["trainpace", "verify", q.model, "--batch", str(q.batch)]
-        same = forwarded(asked, VerifyRequest, ["batch", "accumulate"])
-        yield Next([*command, "--accumulate", str(q.parts), *same], "again, after that change")
+        same = forwarded(asked, VerifyRequest, beside={"batch": q.batch, "accumulate": q.parts})
+        yield Next(["trainpace", "verify", q.model, *same], "again, after that change")
 
 
 def equivalence_verdict(result: Equivalence) -> list[str]:
@@ -564,24 +566,49 @@ def _explanation(way: WayResult, result: Equivalence) -> str:
     if way.difference <= result.question.tolerance:
         moved = f"{way.moved or 0.0:.1e}"
         return f"the weights moved by only {moved}: too little to tell. Use more --steps."
-    return "differs." if result.repeated else f"no cause was found. {_first_loss(way, result)}"
+    if result.repeated:
+        return "differs."
+    return _part_of_cause(way) or f"no cause was found. {_first_loss(way, result)}"
 
 
 def _cause(way: WayResult) -> str:
     left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
-    return f"{', and '.join(CAUSES[change] for change in way.cause)} ({left:.1e})."
+    return f"{_named(way.cause)} ({left:.1e})."
+
+
+def _part_of_cause(way: WayResult) -> str:
+    """Return the changes that remove most of the difference, or "" if none do."""
+    tried = [one for one in way.tried if one.difference is not None]
+    best = min(tried, key=lambda one: one.difference or 0.0, default=None)
+    if best is None or way.difference is None or _MOST * (best.difference or 0.0) > way.difference:
+        return ""
+    return (
+        f"{_named(best.changes)} up to {best.difference:.1e}, where they differed by"
+        f" {way.difference:.1e}; the rest has another cause."
+    )
+
+
+def _named(changes: Iterable[Change]) -> str:
+    return ", and ".join(CAUSES[change] for change in changes)
 
 
 def _first_loss(way: WayResult, result: Equivalence) -> str:
     if way.first_loss is None or not result.facts.losses:
         return ""
-    whole = result.facts.losses[0]
-    if abs(whole - way.first_loss) <= 10 * result.question.tolerance * abs(whole):
+    whole, rounding = result.facts.losses[0], _LOSS_ROUNDING[result.question.precision]
+    if abs(whole - way.first_loss) <= rounding * abs(whole):
         return "The first loss is still the same: the gradients are not."
+    parts, once = _with_differing_digits(way.first_loss, whole)
     return (
-        f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at"
-        " once: the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
+        f"Already the first loss differs, {parts} in parts and {once} at once: the loss of a batch"
+        " is not the mean of its parts' (a contrastive loss, say)."
     )
+
+
+def _with_differing_digits(a: float, b: float) -> tuple[str, str]:
+    """Write two different numbers with as many digits as it takes to tell them apart."""
+    pairs = ((f"{a:.{digits}g}", f"{b:.{digits}g}") for digits in range(3, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (repr(a), repr(b)))
 
 
 def equivalence_json(result: Equivalence) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainpace.core.child import ending_of
+from trainpace.core.host import home_folder
 from trainpace.core.outcome import Interval
 from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
@@ -142,7 +143,9 @@ def _rank_column(rank: Rank) -> Column:
 def trained_on(rank: Rank) -> str:
     if rank.accelerator:
         return f"on {rank.accelerator}"
-    return f"on the CPU ({plural(rank.threads, 'thread')})"
+    more = f" on {plural(rank.cpus, 'core')}" if rank.threads > rank.cpus else ""
+    by = given(os.path.basename(rank.threads_by).partition(" ")[0], ", set by {}")
+    return f"on the CPU ({plural(rank.threads, 'thread')}{more}{by})"
 
 
 def guarded_sections(guarded: Guarded) -> Iterator[Section]:
@@ -180,6 +183,7 @@ def step_in_words(rank: Rank) -> str:
     return " and ".join(parts)
 
 
+COLLECTS = "The script's own code includes collecting experience for the next updates."
 HOST_TIMES = "Times are the host's: the device works asynchronously, until something waits for it."
 
 
@@ -198,6 +202,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
         given(step_in_words(first), "A step is {}."),
         given(samples, f"{per_s} samples/s, {{:.0f}} samples per step."),
         _own_code(top) if top is not None and own > 0.1 * step_ms else "",
+        given(first.collects_experience and COLLECTS),
         given(listed(shown), "After the last step came {}, which is not in the table."),
         given(first.accelerator and HOST_TIMES),
     ]
@@ -658,8 +663,8 @@ def _files(paths: Sequence[str]) -> str:
 
 def from_home(folder: Path) -> str:
     """Return a path for a shell. It starts with ~ if that needs no quotes."""
-    home = Path.home()
-    if folder.is_relative_to(home):
+    home = home_folder()
+    if home is not None and folder.is_relative_to(home):
         short = folder.relative_to(home).as_posix()
         if short == shlex.quote(short):
             return f"~/{short}"

@@ -156,6 +156,8 @@ class Facts(Record):
         hooks: Number of gradient hooks on parameters.
         uneven_targets: True if parts of the batch have different numbers of targets. Targets of
             -100 do not count.
+        divided: True if every part has its own loss. Replicas of nn.DataParallel have one only if
+            the model computes its loss.
     """
 
     losses: tuple[float, ...]
@@ -163,6 +165,7 @@ class Facts(Record):
     random: bool = False
     hooks: int = 0
     uneven_targets: bool = False
+    divided: bool = True
 
 
 class Tried(Record):
@@ -247,8 +250,7 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
     """Return the changes that can affect this way of training with this model."""
-    # Replicas share one loss over the whole batch and one backward pass.
-    divided = way != "data_parallel"
+    divided = facts.divided
     can: dict[Change, bool] = {
         "fp32": question.precision != "fp32",
         "weight_by_samples": divided and len(set(question.sizes(way))) > 1,

@@ -77,6 +77,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
             random=step.random,
             hooks=hooks,
             uneven_targets=step.uneven_targets,
+            divided=step.divided,
         )
         write_whole(folder / f"{variant.key}.json", to_json(facts))
 
@@ -85,7 +86,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
 class _Step:
     """Runner of a variant's training steps.
 
-    `random` and `uneven_targets` collect facts about the model while the steps run.
+    `random`, `uneven_targets` and `divided` collect facts about the model while the steps run.
     """
 
     question: Question
@@ -99,11 +100,12 @@ class _Step:
     rank: int
     random: bool = False
     uneven_targets: bool = False
+    divided: bool = True
 
     def run(self, step: int) -> float:
         """Train step number `step` and return its loss."""
         q, variant = self.question, self.variant
-        sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
+        sizes = q.sizes(variant.way)
         parts = self._parts(step, sizes)
         targets = [targets_of(part) for part in parts]
         self._compare_targets(targets, sizes)
@@ -113,11 +115,14 @@ class _Step:
         _seed(q.seed, _STEPS, step, self.rank)
         before = torch.get_rng_state()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        for i in [self.rank] if on_ranks else range(len(parts)):
-            weight = loss_weight(variant.changes, i, sizes, targets)
+        weights = [loss_weight(variant.changes, i, sizes, targets) for i in range(len(sizes))]
+        if variant.way == "data_parallel":
+            loss = self._backward(self._parts(step, (q.batch,))[0], weights)
+        else:
             # Ranks average their gradients, so each rank's loss counts once per rank.
-            loss += self._backward(parts[i], weight, len(sizes) if on_ranks else 1)
+            ranks = len(sizes) if on_ranks else 1
+            mine = [self.rank] if on_ranks else range(len(parts))
+            loss = sum(self._backward(parts[i], [weights[i]], ranks) for i in mine)
         self.random |= not torch.equal(before, torch.get_rng_state())
         (self.model if variant.way == "deepspeed" else self.optimizer).step()
         if on_ranks:
@@ -136,17 +141,20 @@ class _Step:
         with torch.no_grad(), statistics_of_next_batch(self.norms):
             self.task.loss(self.task.model, self._parts(step, (self.question.batch,))[0])
 
-    def _backward(self, part: Any, weight: float, ranks: int) -> float:
+    def _backward(self, part: Any, weights: Sequence[float], ranks: int = 1) -> float:
         with self.autocast:
             loss = self.task.loss(self.model, part)
+        if self.variant.way == "data_parallel":
             # A model that computes its own loss returns one loss per replica.
-            loss = loss.mean() if self.variant.way == "data_parallel" else loss
-        share = loss * weight * ranks
+            self.divided = loss.ndim > 0
+            weights = weights if self.divided else [1.0]
+        loss = sum(one * weight for one, weight in zip(loss.reshape(-1), weights, strict=True))
+        share = loss * ranks
         if self.variant.way == "deepspeed":
             self.model.backward(share)
         else:
             share.backward()
-        return float(loss.detach()) * weight
+        return float(loss.detach())
 
     def _parts(self, step: int, sizes: tuple[int, ...]) -> list[Any]:
         return [_place(part, self.dtype) for part in _parts(self.task, self.question, step, sizes)]

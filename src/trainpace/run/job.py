@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from trainpace.core.child import Child, ending_of
-from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason, shortened
 from trainpace.core.host import usable_cores
 from trainpace.core.records import Record
 from trainpace.core.units import format_duration
@@ -37,7 +37,6 @@ ONE_RANK = {
 """Environment variables that torchrun would set for a single rank. Port 0 means any free port."""
 TAIL_LINES = 20
 """Number of last log lines that a failed job reports."""
-LONGEST_REASON = 300
 MOST_LOG_BYTES = 1 << 30
 """Log size in bytes at which a job is ended. A larger log could fill the disk."""
 
@@ -280,7 +279,7 @@ def first_error(path: str | Path) -> str:
             in_traceback = not raised
         found.setdefault(*_exception(line) if raised else _hint(line))
     best = next((found[kind] for kind in _BY_WEIGHT if kind in found), "")
-    return best[:LONGEST_REASON]
+    return shortened(best)
 
 
 _BY_WEIGHT = ("raised", "stated", "killed", "peer")

@@ -323,9 +323,9 @@ def import_deepspeed(device: str) -> Any:
 def recompute_blocks(model: Any) -> tuple[str, ...]:
     """Enable full activation checkpointing and return notes for the user.
 
-    The model's own switch is used if it has one (transformers, timm). Otherwise the blocks of its
-    longest chain of similar blocks are wrapped. If the model has neither, nothing is recomputed,
-    and a note says so.
+    The model's own switch is used if it has one (transformers, timm, diffusers). Otherwise the
+    blocks of its longest chain of similar blocks are wrapped, and those outside the chain. If the
+    model has neither, nothing is recomputed, and a note says so.
     """
     # transformers renamed this method in 5.x.
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
@@ -334,6 +334,9 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
             return ()
     if hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(True)
+        return ()
+    if hasattr(model, "enable_gradient_checkpointing"):  # diffusers
+        model.enable_gradient_checkpointing()
         return ()
     chain = longest_chain(model)
     if chain is None:
@@ -346,7 +349,7 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
         )
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
-    members = {id(module) for module in chain.modules}
+    members = {id(module) for module in (*chain.modules, *chain.units)}
     wrappers.apply_activation_checkpointing(
         model, wrappers.checkpoint_wrapper, check_fn=lambda module: id(module) in members
     )
@@ -372,7 +375,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     if e.offload_parameters:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
     chain = longest_chain(model)
-    for block in chain.modules if chain is not None else ():
+    for block in (*chain.modules, *chain.units) if chain is not None else ():
         fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)
     if e.precision == "amp_bf16":
         options["mp_policy"] = dataclasses.replace(

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.errors import TrainpaceError, UserCodeError, message_of
 from trainpace.core.records import Record, load, save
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
@@ -607,7 +607,5 @@ def timed_samples(
 
 def reason_of(error: Exception) -> str:
     """Return the reason why a sample is bad, in one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, UnsupportedSample):
-        return text
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    text = message_of(error)
+    return text if isinstance(error, UnsupportedSample) else f"{type(error).__name__}: {text}"

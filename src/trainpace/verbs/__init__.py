@@ -7,6 +7,7 @@ are interfaces to the verbs. Their options, keywords and forms are generated fro
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ SUMMARIES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
+    # pickle looks for a class in every loaded module, also in this one.
+    if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -76,7 +76,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Equivalence:
         return compare_trainings(question, work.say)
 
 
-WORKERS = within("count", 1, 64, int)
+WORKERS = within("count", 1, 64, COUNT.parse)
 
 
 class ValidateRequest(Request):

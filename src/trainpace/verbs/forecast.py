@@ -30,6 +30,7 @@ from trainpace.forecast import (
     Grid,
     Measured,
     Target,
+    fit_probability,
     observe_elsewhere,
     packed,
 )
@@ -75,6 +76,7 @@ from trainpace.verbs.training import (
     LENGTH,
     USUAL_BATCH,
     ExecutedRequest,
+    MaxSteps,
     Tokens,
     check_pure_16_bit,
     cluster_with,
@@ -83,7 +85,16 @@ from trainpace.verbs.training import (
     execution_of,
     software_of,
 )
-from trainpace.workload import Documents, Form, Mode, ModelSpec, Variant, Workload, form_of
+from trainpace.workload import (
+    Documents,
+    Form,
+    Mode,
+    ModelSpec,
+    Variant,
+    Workload,
+    form_of,
+    stored_precision,
+)
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
@@ -93,6 +104,10 @@ if TYPE_CHECKING:
 
 USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
 """GPUs to forecast if the request names none."""
+LARGE_GPUS = ("A100 SXM 80GB", "H200", "B200")
+"""GPUs to forecast besides if the model fits none of `USUAL_GPUS`."""
+SURELY = 0.9
+"""Minimum probability that an assumed micro-batch fits in memory."""
 UNMEASURED = (
     "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
 )
@@ -138,6 +153,7 @@ class ForecastRequest(ExecutedRequest):
         int | None, Field("Samples per epoch, for the whole training.", AT_LEAST_1, needs=LENGTH)
     ] = None
     tokens: Tokens = None
+    max_steps: MaxSteps = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, needs=LENGTH)] = None
     loader_rate: Annotated[
         float | None,
@@ -178,7 +194,22 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return default_forms(self.model, () if self.precision is None else (self.precision,))
+        if not self.is_in_16_bits:
+            return default_forms(self.model, () if self.precision is None else (self.precision,))
+        has_cpu = self.calibrated or any(gpu.casefold() == "cpu" for gpu in self.gpu)
+        return ("half", "fp32") if has_cpu else ("half",)
+
+    @property
+    def is_usual(self) -> bool:
+        """True if the request leaves the micro-batch open. Then a usual setup that fits is used."""
+        return self.batch is None and self.global_batch is None and not self.packed
+
+    @property
+    def is_in_16_bits(self) -> bool:
+        """True if the usual setup is in 16 bits: for language and diffusion models on GPUs."""
+        if not ModelSpec.of(self.model).is_hugging_face or (self.gpu and self.only_cpu):
+            return False
+        return self.is_usual and not self.precision and stored_precision(self.model) is None
 
     @property
     def variant(self) -> Variant:
@@ -191,7 +222,7 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def whole_training(self) -> bool:
-        return self.epochs is not None
+        return self.epochs is not None or self.max_steps is not None
 
 
 class Sweep(NamedTuple):
@@ -274,6 +305,8 @@ class _Question(NamedTuple):
     workers: int | None
     recording: Recording | None
     loader: RecordedLoader | None
+    is_usual: bool
+    is_in_16_bits: bool
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
@@ -287,11 +320,13 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         progress.work("forecasting"),
     ):
         notes: dict[str, None] = {}
-        sweeps = [
-            _sweep(question, target, length, journal, notes)
-            for target in question.targets
-            for length in r.sequence_length or (None,)
-        ]
+        sweeps = _sweeps(question, journal, notes, question.targets)
+        if not request.gpu and not request.calibrated and not any(map(_fits, sweeps)):
+            large = _targets(replace(r, gpu=LARGE_GPUS), progress)
+            sweeps += _sweeps(question, journal, notes, large)
+            sweeps = list(filter(_fits, sweeps)) or sweeps
+        if question.is_usual:
+            notes |= dict.fromkeys(_usual_setup(question, sweeps))
         padded = [
             one for sweep in sweeps for one in _padded_batches(question, sweep, journal, notes)
         ]
@@ -303,6 +338,7 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
     check_pure_16_bit(r)
+    is_in_16_bits, is_usual = r.is_in_16_bits, r.is_usual
     recording, loader = recording_and_loader(r.model, r.loader_rate)
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     workers = r.workers
@@ -318,11 +354,25 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not ModelSpec.of(r.model).has_fixed_length:
         lengths = (*lengths, *_padded_lengths(r, documents))
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
-    r = r.resolved(next(iter(workloads.values())))
+    workload = next(iter(workloads.values()))
+    is_usual = is_usual and "micro_batch" not in workload.settings
+    r = r.resolved(workload)
     assert r.batch is not None
     return _Question(
-        r, r.batch, targets, workloads, documents, measured, conditions, workers, recording, loader
+        *(r, r.batch, targets, workloads, documents, measured, conditions, workers),
+        *(recording, loader, is_usual, is_in_16_bits),
     )
+
+
+def _sweeps(
+    question: _Question, journal: Journal | None, notes: dict[str, None], targets: Sequence[Target]
+) -> list[Sweep]:
+    lengths = question.request.sequence_length or (None,)
+    return [_sweep(question, t, length, journal, notes) for t in targets for length in lengths]
+
+
+def _fits(sweep: Sweep) -> bool:
+    return any(row.step is not None and row.fits is not False for row in sweep.rows)
 
 
 def _sweep(
@@ -340,16 +390,64 @@ def _sweep(
         form = form_of(execution.precision)
         forms = {form: workload.forms[form]} if form in workload.forms else workload.forms
         workload = packed(replace(workload, forms=forms), question.documents.packed(length))
+    batches = question.batches
+    device = target.cluster.device
+    if question.is_in_16_bits and device.kind == "gpu":
+        units = device.bf16_tensor_tflops
+        execution = replace(execution, precision="fp16" if units is None else "bf16")
     forecaster = _informed(question, workload, target, length, journal, notes)
-    rows = forecaster.at(Grid.vary(execution, micro_batch=question.batches)).forecasts()
+    if question.is_usual:
+        execution = _that_fits(forecaster, execution)
+        batches = (execution.micro_batch,)
+    rows = forecaster.at(Grid.vary(execution, micro_batch=batches)).forecasts()
     schedule = None
     if r.whole_training:
-        schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)
+        schedule = epoch_of(
+            r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs, max_steps=r.max_steps
+        )
     rows = [
         with_job(row, forecaster.workload, schedule, question.conditions, question.workers)
         for row in rows
     ]
     return Sweep(forecaster, rows, execution, length)
+
+
+def _that_fits(forecaster: Forecaster, execution: Execution) -> Execution:
+    """Return the execution with the largest micro-batch that surely fits, up to the usual one.
+
+    If not even one sample fits, activations are recomputed.
+    """
+    tried = [execution]
+    if forecaster.workload.form(execution.precision).blocks is not None:
+        tried.append(replace(execution, activation_checkpointing="full"))
+    only, capacity = forecaster.workload.only_batch, forecaster.target.cluster.device.memory_gib
+    largest = [forecaster.largest_micro_batch(one) for one in tried]
+    if capacity is None or largest[0] is None:
+        return execution
+    for one, most in zip(tried, largest, strict=True):
+        sizes = range(min(most or 0, execution.micro_batch), 0, -1)
+        for size in [only] if only else sizes:
+            fitting = replace(one, micro_batch=size)
+            memory = forecaster.memory(fitting)
+            if fit_probability(memory, capacity.value, one.compile) >= SURELY:
+                return fitting
+    return replace(tried[-1], micro_batch=only or 1)
+
+
+def _usual_setup(question: _Question, sweeps: Sequence[Sweep]) -> Iterator[str]:
+    """Say in a sentence how the usual setup differs from the defaults of torch, if it does."""
+    executions = [sweep.execution for sweep in sweeps]
+    parts = []
+    if question.is_in_16_bits:
+        parts.append("16-bit numbers")
+    if any(e.micro_batch < USUAL_BATCH for e in executions):
+        parts.append(f"the largest batch that fits, up to {USUAL_BATCH}")
+    own = question.request.checkpointing
+    if any(e.activation_checkpointing != own for e in executions):
+        parts.append("full checkpointing where one sample needs it")
+    if parts:
+        options = "--precision, --batch, --checkpointing"
+        yield f"Assumed: {'; '.join(parts)}. Set your own with {options}."
 
 
 def _informed(

@@ -164,6 +164,15 @@ def compare_runs(request: CompareRequest) -> Comparison:
         return compared(journal, request.a, request.b)
 
 
+def has_counterpart(run: PublicRun, request: JournalRequest) -> bool:
+    """Return True if the journal has an own run that can be compared with a public one."""
+    sides = CompareRequest(a=f"public:{run.id}", b="mine", journal=request.journal)
+    try:
+        return bool(compare_runs(sides).ratios)
+    except TrainpaceError:
+        return False
+
+
 class ImportRequest(JournalRequest, kw_only=True):
     files: Annotated[tuple[str, ...], Argument("Files with runs.", metavar="FILE...")]
     format: Annotated[Format, Field("Format of the files.")] = "auto"

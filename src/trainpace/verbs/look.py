@@ -34,6 +34,7 @@ from trainpace.verbs.watch import (
     Watched,
     busy_words,
     check_one_task,
+    kept,
     new_folder,
 )
 from trainpace.watch import (
@@ -351,7 +352,8 @@ def _watch(
             command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy
         )
     with ending_with(code):
-        return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+        watched = Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+        return kept(watched, progress)
 
 
 def _failure(watched: Watched) -> str:

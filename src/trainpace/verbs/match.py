@@ -73,6 +73,7 @@ from trainpace.verbs.traced import (
 )
 from trainpace.verbs.training import (
     USUAL_GLOBAL_BATCH,
+    MaxSteps,
     Tokens,
     TrainingRequest,
     default_forms,
@@ -241,9 +242,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
 
     samples: Annotated[int | None, Field("Samples per epoch: 1281167, 1.28M.", AT_LEAST_1)] = None
     tokens: Tokens = None
-    max_steps: Annotated[
-        int | None, Field("Optimizer updates, in place of `epochs`.", AT_LEAST_1, excludes="epochs")
-    ] = None
+    max_steps: MaxSteps = None
     global_batch: Annotated[
         int | None,
         Field(

@@ -21,6 +21,7 @@ from decimal import Decimal
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -581,18 +582,23 @@ class Silent(Progress):
     """Receiver that prints nothing."""
 
 
-def forwarded(asked: Request | None, into: type[Request], but: Collection[str] = ()) -> list[str]:
-    """Return a request's given values as options of another verb.
+def forwarded(
+    asked: Request | None,
+    into: type[Request],
+    but: Collection[str] = (),
+    beside: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
+    """Return options of another verb: `beside`, then a request's given values.
 
-    Covers the fields that both requests have, except those in `but`.
+    Covers the fields that both requests have, except those in `but`. Values that the other verb
+    would refuse beside the rest are left out.
     """
     there = fields_of(into)
-    return [
-        word
-        for name, value in _given(asked, but)
-        if name in there
-        for word in as_typed(there[name], value)
-    ]
+    own = {name: value for name, value in beside.items() if value}
+    carried = {n: v for n, v in _given(asked, {*but, *beside}) if n in there}
+    dropped = inapplicable(there, own, carried)
+    values = {**own, **{n: v for n, v in carried.items() if n not in dropped}}
+    return [word for name, value in values.items() for word in as_typed(there[name], value)]
 
 
 def not_forwarded(

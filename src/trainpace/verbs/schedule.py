@@ -133,11 +133,16 @@ def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
     for name in ("micro_batch", "global_batch", "learning_rate"):
         given[name] = pick(name, given[name])
     given["nnodes"], given["nproc_per_node"] = files.world(r.nnodes, r.nproc_per_node)
+    accumulation = pick("accumulation", r.accumulate)
+    if not r.solve_gpus:
+        counts = ["micro_batch", "global_batch", "nnodes", "nproc_per_node"]
+        counts += [name for name in ("tp", "pp", "cp") if given[name] > 1]
+        files.check_counts({name: given[name] for name in counts} | {"accumulation": accumulation})
     return Question(
         **given,
         schedule=schedule,
         conditions=conditions,
-        accumulation=pick("accumulation", r.accumulate),
+        accumulation=accumulation,
         step_time_s=r.step_time,
         throughput_samples_per_s=r.throughput,
         epoch_time_s=r.epoch_time,

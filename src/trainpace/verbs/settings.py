@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -55,11 +55,7 @@ class SettingsSource(NamedTuple):
         """
         if not paths and not command:
             return cls(None)
-        files = [
-            *configs.read_configs(paths),
-            *([configs.parse_command(command)] if command else []),
-        ]
-        return cls(configs.agreed(files))
+        return cls(configs.agreed(configs.read_configs(paths, command)))
 
     def value(self, name: str) -> Any:
         setting = None if self.combined is None else self.combined.values.get(name)
@@ -94,6 +90,21 @@ class SettingsSource(NamedTuple):
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
         return (total // divisor, processes) if processes else (divisor, total // divisor)
 
+    def check_counts(self, options: Mapping[str, Any]) -> None:
+        """Cross-check the counts of files and options. One process is assumed if none is stated.
+
+        Raises:
+            Contradiction: They give another global batch than stated. The message names their
+                files.
+        """
+        if self.combined is not None:
+            given = {
+                name: configs.Setting(name=cast(Any, name), value=value, file="option", key=name)
+                for name, value in options.items()
+                if value is not None
+            }
+            configs.check_counts(given | self.combined.values)
+
     @property
     def unread_notes(self) -> list[str]:
         """Return notes about settings in Python code that could not be read."""
@@ -115,7 +126,8 @@ class SettingsSource(NamedTuple):
 
 def texts_of(request: PlanRequest) -> dict[str, str]:
     """Return the text of each settings file of a request."""
-    texts = {path: read_text(path) for path in request.config}
+    files = configs.read_configs(request.config, request.command)
+    texts = {file.file: read_text(file.file) for file in files if file.file != "command"}
     return texts | ({COMMAND: request.command + "\n"} if request.command else {})
 
 

@@ -44,7 +44,7 @@ Optimizer = Annotated[
     str | None,
     Field(
         "sgd, adamw, lion, muon, ...  [default: the task's own, else adamw for tokens and"
-        " sgd_momentum for the rest]"
+        " diffusion, sgd_momentum for the rest]"
     ),
 ]
 SequenceLength = Annotated[int | None, Field("Tokens per sample, for transformers.", AT_LEAST_1)]
@@ -83,7 +83,8 @@ class TracedRequest(Request):
     lora_targets: Annotated[
         str | None,
         Field(
-            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head]",
+            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head; in"
+            " diffusers, the attention's]",
             needs="adapter",
         ),
     ] = None

@@ -64,6 +64,9 @@ Tokens = Annotated[
     int | None,
     Field("Tokens per epoch, such as 300B.", AT_LEAST_1, needs=LENGTH, excludes="samples"),
 ]
+MaxSteps = Annotated[
+    int | None, Field("Optimizer updates, in place of `epochs`.", AT_LEAST_1, excludes="epochs")
+]
 GlobalBatch = Annotated[
     int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
 ]
@@ -318,6 +321,13 @@ class ExecutedRequest(ExecutionRequest):
     ] = None
     global_batch: GlobalBatch = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch:
+            self._batches(USUAL_BATCH, 1)
+        known = {n: value for n, value in _execution_fields(self).items() if value is not None}
+        Execution(**{**known, "micro_batch": 1})  # Raises if the sizes contradict each other.
+
     @property
     def recomputes(self) -> bool:
         return bool(self.checkpointing == "full")
@@ -399,6 +409,13 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
 
     A workload that was traced with recomputation keeps it.
     """
+    values = _execution_fields(request)
+    if workload.checkpointed:
+        values["activation_checkpointing"] = "full"
+    return values | runs_anyway(software_of(request))
+
+
+def _execution_fields(request: Request) -> dict[str, Any]:
     settings = {EXECUTED_AS.get(name, name): name for name in fields_of(type(request))}
     values = {
         field: getattr(request, name)
@@ -410,9 +427,7 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     if (offload := values.pop("offload_optimizer", None)) is not None:
         values["offload_optimizer"] = offload in ("optimizer", "both")
         values["offload_parameters"] = offload in ("parameters", "both")
-    if workload.checkpointed:
-        values["activation_checkpointing"] = "full"
-    return values | runs_anyway(software_of(request))
+    return values
 
 
 def default_precision(model: str | Workload, device: Device) -> Precision:

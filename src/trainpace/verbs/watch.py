@@ -122,10 +122,25 @@ def record(
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if reports:
         with ending_with(code):
-            return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+            watched = Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+            return kept(watched, progress)
     if task is not None and task.is_node:  # This node's user does not see the output of node 0.
         progress.note(f"note: node 0 prints the report for all nodes; recorded in {folder}")
     return _reported_elsewhere(command, folder, code)
+
+
+def kept(watched: Watched, progress: Progress) -> Watched:
+    """Store the pace of a recording in the user's journal, if there are training steps."""
+    from trainpace.journal import Journal, anonymous_entry, entry_of_recording
+
+    if watched.recording.ranks:
+        try:
+            with Journal.open() as journal:
+                entry = entry_of_recording(watched.recording, watched.folder)
+                journal.add(anonymous_entry(entry))
+        except (TrainpaceError, OSError) as error:
+            progress.note(f"note: the recording is not in the journal: {error}")
+    return watched
 
 
 def _task(command: Sequence[str], output: str | None, with_trials: bool) -> Task | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         batches_per_step,
         ms,
         steady_ms,
+        steps_per_epoch,
         untraced_in_words,
     )
     from trainpace.watch.recording import STEP_IN_WORDS, Recording, read_recording

@@ -26,6 +26,8 @@ from trainpace.watch.tasks import Task
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
+CANARY_S = 0.3
+"""Time for another process of the group to end after an interrupt, in seconds."""
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a scheduler sends to ask a script to save its state. They are forwarded."""
 END_S = 40.0
@@ -70,8 +72,8 @@ def watch(
 ) -> int:
     """Run a command to its end and record it.
 
-    The command keeps its input, output and signals. An interrupt reaches it as usual, and other
-    signals are forwarded. If the command is killed, the recording so far survives.
+    The command keeps its input, output and signals. Signals to this process alone are forwarded. If
+    the command is killed, the recording so far survives.
 
     If this process is one of several tasks, the first task waits for the others to end, for a
     limited time. It then stores how they ended. With `trials` or `stop_after_s`, every task waits.
@@ -245,16 +247,26 @@ def _run(
     lookout: tasks.Lookout | None = None,
 ) -> int:
     process = start_in_foreground(command, around, stdout=output, stderr=errors)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
-        # The terminal sends the interrupt to the command as well.
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if threading.current_thread() is not threading.main_thread():
+        return process.wait() if lookout is None else _wait(process, lookout)
+    none = subprocess.DEVNULL
+    canary = start_in_foreground(["sleep", "1000000"], around, stdin=none, stdout=none, stderr=none)
+
+    def interrupt(number: int, _: object) -> None:
+        # A terminal sends the interrupt to the whole process group, and so to the command as well.
+        time.sleep(CANARY_S)
+        if canary.poll() is None:
+            process.send_signal(number)
+
+    before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         return process.wait() if lookout is None else _wait(process, lookout)
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
+        canary.kill()
+        canary.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], lookout: tasks.Lookout) -> int:

@@ -3,15 +3,15 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import dropwhile, groupby
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import dropwhile, groupby, pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 
 from trainpace.core.records import Record
-from trainpace.core.stats import consecutive_blocks, median, median_interval
+from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.watch.event_logs import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.inside.event_log import (
     CHECKPOINT,
@@ -99,12 +99,21 @@ OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 Their mean needs many steps, so short blocks are compared without them.
 """
 
+RARE, MOST_RARE = 10, 0.1
+"""Least work of a rare step in multiples of the median, and the largest share of such steps.
+
+A rare step does what comes once in many updates, such as collecting experience for the next 100.
+Chosen by hand.
+"""
 STAGE_STEPS = 20
 """Least number of steps per training or stage for excluding the preparation of each stage.
 
 A judgement. Shorter stages are the normal rhythm of a training, for example if every sample has an
 optimizer of its own.
 """
+
+
+_WORK = [i for i, part in enumerate(PARTS) if part not in (*OCCASIONAL, "data")]
 
 
 class FetchCost(Record):
@@ -183,6 +192,12 @@ class Rank(Record):
             first. The line is empty in a backward pass.
         evaluates_with_gradients: An evaluation stored the activations that a backward pass would
             need.
+        collects_experience: The policy was called for an environment between updates, as in
+            reinforcement learning. This time is the script's own code ("other").
+        epoch_steps: Mean steps of the epochs that ended before their loader did, or 0.
+        epoch_batches: Batches of an epoch according to Lightning's Trainer, or 0.
+        threads_by: Line of the script that set the number of threads, or empty.
+        listed_numbers: Numbers that a sample holds in Python lists, or 0 for few.
         tokens: Three counts over the inputs of the first steps: tokens, tokens with each sample
             padded to the longest of its batch, and all positions. 0 without a mask.
         page_faults: Page faults per step that needed no disk. 0 if not counted, as without glibc.
@@ -249,6 +264,11 @@ class Rank(Record):
     fewer_threads: int = 0
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
+    collects_experience: bool = False
+    epoch_steps: float = 0.0
+    epoch_batches: int = 0
+    threads_by: str = ""
+    listed_numbers: int = 0
     page_faults: float = 0.0
     page_fault_ns: float = 0.0
     tokens: tuple[int, int, int] = (0, 0, 0)
@@ -260,12 +280,36 @@ class Rank(Record):
         return self.ended_in == TRIALS[FEW_SAMPLES]
 
 
+class InEpoch(NamedTuple):
+    """Length of an epoch as seen, where it ends before its loader does. 0 for unknown.
+
+    Attributes:
+        steps: Mean number of steps of the epochs that the script left before the loader's end.
+        batches: Number of batches according to Lightning's Trainer.
+    """
+
+    steps: float = 0.0
+    batches: int = 0
+
+
 class _Steps(NamedTuple):
-    """Steps of a process: all of them, and the steady ones, with the loader that fed them."""
+    """Steps of a process, with the loader that fed them.
+
+    Attributes:
+        every: All steps.
+        steady: Plain steps after the warm-up, without the rare ones.
+        rare: Steps with work that comes once in many steps.
+    """
 
     every: Sequence[Step]
     steady: Sequence[Step]
+    rare: Sequence[Step]
     loader: Loader | None
+    in_epoch: InEpoch
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        return _steps_per_epoch(self.in_epoch, self.loader, self.micro_steps, self.samples)
 
     @property
     def after(self) -> list[Step]:
@@ -296,7 +340,11 @@ def rank_of(
     logged = _logged(header, notes)
     counted = Counted(notes.by_step("counted"), every)
     steady = _steady(every, notes, counted, logged.get("warm_up_steps", 0))
-    steps = _Steps(every, steady, training_loader(notes, every[1:]))
+    rare = _rare(every, steady, {*counted.by_step, *notes.by_step("counted_few")})
+    seldom = {s.number for s in rare}
+    steady = [s for s in steady if s.number not in seldom]
+    loader, in_epoch = training_loader(notes, every[1:]), _in_epoch(logged)
+    steps = _Steps(every, steady, rare, loader, in_epoch)
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
     usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
     outside = counted.outside(steady)
@@ -308,7 +356,7 @@ def rank_of(
         loader=steps.loader,
         fetch=_fetch_cost(usual, bool(in_workers)),
         lines=lines_of(notes),
-        blocks=tuple(_blocks(every, outside)),
+        blocks=tuple(_blocks(every, seldom, outside)),
         carried_out=logged.get("trials") == "complete",
         complete="ended" in logged,
         after_last_ms={part: ns / 1e6 for part, ns in logged.get("after_last_ns", {}).items()},
@@ -326,6 +374,8 @@ def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if "stated" in logged:
         logged["stated"] = msgspec.convert(logged["stated"], StatedLength)
     logged["slow_operators"] = tuple(map(tuple, logged.get("slow_operators", ())))
+    if lengths := notes.values("epoch_steps"):
+        logged["epoch_steps"] = fmean(lengths)
     logged["tokens"] = tuple(logged.get("tokens", (0, 0, 0)))
     return logged
 
@@ -348,6 +398,53 @@ def _steady(
     return [s for s in steady if s.number not in excluded] or steady
 
 
+def _rare(steps: Sequence[Step], steady: Sequence[Step], slowed: Set[int]) -> list[Step]:
+    """Return the steps after the first ones that do much more than the steady steps.
+
+    Steps with a trial's batches are never rare, because the batches change what they do. Neither
+    are the steps that counting has slowed down.
+    """
+    most = RARE * median([_work_ns(s) for s in steady])
+    own = [s for s in _on_own_batches(steps)[::-1] if s.number > WARM_UP_STEPS]
+    rare = [s for s in own if _work_ns(s) > most and s.number not in slowed]
+    return rare if len(rare) <= MOST_RARE * len(own) else []
+
+
+def _work_ns(step: Step) -> int:
+    """Return the time of a step without waiting for data and without the occasional parts."""
+    return sum(step.parts_ns[i] for i in _WORK)
+
+
+def per_step(numbers: Sequence[int], steps: Sequence[Step]) -> float:
+    """Return how often something comes per step, counted over whole periods.
+
+    Steps with repeated batches do not advance an epoch, so a period with such a step is skipped. A
+    single occurrence ends the longest stretch without one.
+
+    Args:
+        numbers: Numbers of the steps in which it comes, in order.
+        steps: All steps.
+    """
+    if not numbers:
+        return 0.0
+    own = {s.number for s in _on_own_batches(steps)}
+    periods = [b - a for a, b in pairwise(numbers) if own.issuperset(range(a + 1, b + 1))]
+    if periods:
+        return len(periods) / sum(periods)
+    if len(numbers) > 1:
+        return len(own.intersection(numbers)) / max(1, len(own))
+    return 1 / max(numbers[0], steps[-1].number - numbers[0], 1)
+
+
+def _with_rare(steps: _Steps, parts: dict[str, float]) -> dict[str, float]:
+    """Add the work of the rare steps, spread over all steps, to the means of the steady steps."""
+    if not steps.rare:
+        return parts
+    often, more = per_step([s.number for s in steps.rare], steps.every), _parts(steps.rare)
+    worked = [PARTS[i] for i in _WORK]
+    return parts | {p: parts[p] + often * max(0.0, more[p] - parts[p]) for p in worked}
+
+
 def _all_parts(
     steps: _Steps, notes: Notes, usual: Sequence[Fetch], in_workers: Sequence[Fetch], outside: float
 ) -> dict[str, float]:
@@ -362,7 +459,8 @@ def _all_parts(
     if usual and not is_stream:
         usual_ns = median([f.end_ns - f.start_ns for f in usual])
     first_fetches = _first_fetches_ns(steps.every, in_workers, waits_ns, usual_ns)
-    parts = _with_outside(_parts(steps.steady), outside) | _occasional(steps, starts)
+    usual_parts = _with_outside(_parts(steps.steady), outside)
+    parts = _with_rare(steps, usual_parts) | _occasional(steps, starts)
     # Making the first batch counts as waiting for data. The rest is the start of the workers.
     first_ms = min(parts["loader_start"], _once_an_epoch(steps, starts, first_fetches))
     parts["loader_start"] -= first_ms
@@ -373,14 +471,15 @@ def _all_parts(
 def _timing(steps: _Steps, parts: dict[str, float]) -> dict[str, Any]:
     times = [ms(s) for s in steps.steady]
     after = steps.after
-    step_ms, half = math.fsum(parts.values()), half_width_ms(times)
+    step_ms = math.fsum(parts.values())
+    half = math.hypot(half_width_ms(times), _rare_half_width_ms(steps))
     median_ms, median_ms_low, median_ms_high = steady_ms(steps.steady)
     return {
-        "steps": len(times),
+        "steps": len(times) + sum(s.number >= after[0].number for s in steps.rare),
         "warm_up": sum(s.trial == PLAIN and s.number < after[0].number for s in steps.every),
         "occasions": {
-            "checkpoint": fmean(s.parts_ns[CHECKPOINT] > 0 for s in after),
-            "evaluation": fmean(s.parts_ns[EVALUATION] > 0 for s in after),
+            PARTS[part]: per_step(_steps_with(part, steps.every), steps.every)
+            for part in (CHECKPOINT, EVALUATION)
         },
         "first_step_ms": ms(steps.every[0]),
         "step_ms": step_ms,
@@ -395,6 +494,14 @@ def _timing(steps: _Steps, parts: dict[str, float]) -> dict[str, Any]:
         "reserved_gib": max(s.reserved_gib for s in steps.every),
         "allocator_retries": steps.every[-1].allocator_retries,
     }
+
+
+def _rare_half_width_ms(steps: _Steps) -> float:
+    """Return the half width of the 90% interval of the rare work per step, in ms."""
+    if len(steps.rare) < 2:
+        return 0.0
+    _, half = mean_and_half_width([_work_ns(s) / 1e6 for s in steps.rare])
+    return half * per_step([s.number for s in steps.rare], steps.every)
 
 
 AS_COUNTED = (
@@ -423,6 +530,25 @@ def _operators(
     }
 
 
+def _in_epoch(logged: Mapping[str, Any]) -> InEpoch:
+    return InEpoch(logged.get("epoch_steps", 0.0), logged.get("epoch_batches", 0))
+
+
+def steps_per_epoch(rank: Rank) -> float | None:
+    """Return the steps of an epoch as seen, or by the Trainer or the loader. None if unknown."""
+    in_epoch = InEpoch(rank.epoch_steps, rank.epoch_batches)
+    return _steps_per_epoch(in_epoch, rank.loader, rank.micro_steps, rank.samples_per_step)
+
+
+def _steps_per_epoch(
+    in_epoch: InEpoch, loader: Loader | None, micro_steps: float, samples: float
+) -> float | None:
+    batches = in_epoch.batches or (loader.batches if loader is not None else None)
+    if in_epoch.steps or not batches:
+        return in_epoch.steps or None
+    return batches / _batches_per_step(loader, micro_steps, samples)
+
+
 def batches_per_step(rank: Rank) -> float:
     """Return the number of batches per step.
 
@@ -448,19 +574,28 @@ def _parts(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def _occasional(steps: _Steps, with_start: set[int]) -> dict[str, float]:
-    """Return the means of the occasional parts over all steps after the warm-up.
+    """Return the means of the occasional parts per step.
 
-    Under trials, not every step uses the loader. Thus starts of the loader count once per epoch,
-    and evaluations are averaged over the steps that use the loader. `with_start` holds the numbers
-    of the steps in which a loader started.
+    Evaluations and checkpoints count by their rhythm over whole periods. Under trials, not every
+    step uses the loader. Thus starts of the loader count once per epoch. `with_start` holds the
+    numbers of the steps in which a loader started.
     """
     means = _parts(steps.after)
     # Repeated batches do not advance the epoch, and an evaluation may receive them too.
-    if own := _on_own_batches(steps.after):
-        means["evaluation"] = _parts(own)["evaluation"]
+    own = _on_own_batches(steps.after)
+    for part, among in ((EVALUATION, own), (CHECKPOINT, steps.after)):
+        numbers = _steps_with(part, steps.every)
+        costs = [s.parts_ns[part] / 1e6 for s in among if s.parts_ns[part]] or [
+            s.parts_ns[part] / 1e6 for s in steps.every if s.parts_ns[part]
+        ]
+        means[PARTS[part]] = fmean(costs or [0.0]) * per_step(numbers, steps.every)
     starts_ns = {s.number: s.parts_ns[LOADER_START] for s in steps.after}
     means["loader_start"] = _once_an_epoch(steps, with_start, starts_ns)
     return {part: means[part] for part in OCCASIONAL}
+
+
+def _steps_with(part: int, steps: Sequence[Step]) -> list[int]:
+    return [s.number for s in steps if s.parts_ns[part]]
 
 
 def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
@@ -482,11 +617,11 @@ def _once_an_epoch(steps: _Steps, with_start: set[int], spent_ns: Mapping[int, i
     """
     undisturbed = [s.number for s in steps.after if s.trial in WITH_LOADER]
     starts = len(with_start.intersection(undisturbed))
-    per_epoch = steps.loader.batches if steps.loader is not None else None
+    per_epoch = steps.steps_per_epoch
     if not (any(s.trial for s in steps.every) and starts and per_epoch):
         return fmean(spent_ns.get(s.number, 0) for s in steps.after) / 1e6
     mean_ms = sum(spent_ns.get(number, 0) for number in undisturbed) / starts / 1e6
-    return mean_ms * _batches_per_step(steps.loader, steps.micro_steps, steps.samples) / per_epoch
+    return mean_ms / per_epoch
 
 
 def steady_ms(steps: Sequence[Step]) -> tuple[float, float, float]:
@@ -538,11 +673,11 @@ def _with_outside(parts: dict[str, float], outside: float) -> dict[str, float]:
     return parts | {"forward": parts["forward"] + moved, "other": parts["other"] - moved}
 
 
-def _blocks(steps: Sequence[Step], outside: float) -> Iterable[Block]:
+def _blocks(steps: Sequence[Step], rare: Set[int], outside: float) -> Iterable[Block]:
     under_trials = dropwhile(lambda step: step.trial != SETTLING, steps)
     for trial, group in groupby(under_trials, key=lambda step: step.trial):
-        if trial != SETTLING:
-            run = list(group)
+        run = [step for step in group if step.number not in rare]
+        if trial != SETTLING and run:
             parts = _with_outside(_parts(run), outside)
             total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
             yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)

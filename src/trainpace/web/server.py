@@ -9,6 +9,7 @@ request or do not read their answer are closed, so they cannot block others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import html
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import uvicorn
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -115,7 +117,9 @@ class Guarded:
                 message = {**message, "headers": [*given, *HEADERS, *caching]}
             await send(message)
 
-        await answer(scope, receive, guarded)
+        # uvicorn has already answered a request whose body is malformed.
+        with contextlib.suppress(LocalProtocolError):
+            await answer(scope, receive, guarded)
 
 
 def refusal(scope: Scope, policy: Policy) -> Refusal | None:

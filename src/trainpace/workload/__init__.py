@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         MemoryProfile,
         Mode,
         Operators,
+        OtherBlocks,
         OtherSizes,
         Phase,
         TracedForm,

@@ -18,13 +18,14 @@ elements of a column has an fp16 scale and a 4-bit zero point, and each row has 
 Triton kernels of AutoGPTQ also dequantize whole weights (QuantLinearFunction).
 """
 
+import re
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.errors import TrainpaceError, UnknownName, as_sentence, message_of
 from trainpace.workload.model_spec import import_package
 from trainpace.workload.own_operators import define_operator
 from trainpace.workload.task import Task
@@ -44,6 +45,12 @@ bitsandbytes casts the input to this dtype, and the result back to the input's d
 """
 ALL_LINEAR = "all-linear"
 """Keyword of peft for every linear layer except the head."""
+ATTENTION_PROJECTIONS = (".to_q", ".to_k", ".to_v", ".to_out.0")
+"""Targets of LoRA in the training scripts of diffusers."""
+ON_ATTENTION = (
+    "Adapters are on the attention's to_q, to_k, to_v and to_out.0, as in the scripts of diffusers"
+    " (--lora-targets)."
+)
 
 define_operator(
     "dequantize_scales",
@@ -158,7 +165,8 @@ def adapted(task: Task, how: Adaptation) -> Task:
         if parameter.requires_grad and "lora_" in name and not how.as_the_model:
             # peft casts the adapters of a 16-bit model to fp32 (autocast_adapter_dtype)
             parameter.keeps_dtype = True
-    return task._replace(model=model)
+    notes = [ON_ATTENTION] if how.targets == ALL_LINEAR and _is_diffusion(task.model) else []
+    return task._replace(model=model, notes=(*task.notes, *notes))
 
 
 def _check(how: Adaptation) -> None:
@@ -251,7 +259,7 @@ def _with_adapters(task: Task, how: Adaptation) -> Any:
             return peft.get_peft_model(model, config)
     except ValueError as error:
         if "not found" not in str(error):
-            reason = str(error).splitlines()[0]
+            reason = as_sentence(message_of(error))
             raise TrainpaceError(f"peft cannot adapt {task.name}: {reason}") from None
         names = _last_names(model, nn.Linear)
         raise UnknownName(
@@ -262,9 +270,18 @@ def _with_adapters(task: Task, how: Adaptation) -> Any:
 def _targets(model: nn.Module, how: Adaptation) -> str | list[str]:
     if how.targets != ALL_LINEAR:
         return _split(how.targets)
-    # peft finds the head only in models of transformers; other models need a list of all layers
-    is_known = hasattr(model, "get_output_embeddings")
-    return ALL_LINEAR if is_known else _last_names(model, nn.Linear)
+    # peft finds the head only in models of transformers; other models need the names of all layers
+    if hasattr(model, "get_output_embeddings"):
+        return ALL_LINEAR
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if _is_diffusion(model):
+        linear = [name for name in linear if name.endswith(ATTENTION_PROJECTIONS)] or linear
+    # peft takes a string for a pattern; the last name "0" of `to_out.0` would also match a block
+    return "|".join(map(re.escape, linear))
+
+
+def _is_diffusion(model: nn.Module) -> bool:
+    return type(model).__module__.startswith("diffusers.")
 
 
 def _whole_modules(model: nn.Module, how: Adaptation) -> list[str]:

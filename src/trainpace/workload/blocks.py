@@ -320,12 +320,19 @@ class Chain(NamedTuple):
         length: Number of blocks in the whole chain.
         period: Number of blocks after which the pattern repeats. 1 if all blocks are equal, 2 if
             dense layers and layers of experts alternate.
+        others: {name of the module that contains them: equal blocks outside the chain}.
     """
 
     name: str
     modules: tuple[nn.Module, ...]
     length: int
     period: int = 1
+    others: tuple[tuple[str, tuple[nn.Module, ...]], ...] = ()
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """Blocks outside the chain. Recomputation and FSDP wrap them like those of the chain."""
+        return [module for _, modules in self.others for module in modules]
 
     @property
     def is_whole(self) -> bool:
@@ -347,15 +354,12 @@ def longest_chain(model: nn.Module) -> Chain | None:
     shapes and settings of its blocks repeat.
     """
 
-    def form(child: nn.Module) -> tuple[object, ...]:
-        return type(child), *((name, p.shape) for name, p in child.named_parameters())
-
     chains = []
     for name, parent in model.named_modules():
         children = dict(parent.named_children())
         if len(children) < SHORTEST:
             continue
-        forms, names = [form(child) for child in children.values()], list(children)
+        forms, names = [_form(child) for child in children.values()], list(children)
         modules = tuple(children.values())
         periods = PERIODS if isinstance(parent, nn.ModuleList) else (1,)
         for start, end, period in (run for n in periods for run in _runs(forms, n)):
@@ -365,7 +369,41 @@ def longest_chain(model: nn.Module) -> Chain | None:
                 chains.append(chain)
     if not chains:
         return None
-    return _in_turns(max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period)))
+    longest = max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period))
+    return _in_turns(longest._replace(others=_other_blocks(model, longest)))
+
+
+def _form(child: nn.Module) -> tuple[object, ...]:
+    return type(child), *((name, p.shape) for name, p in child.named_parameters())
+
+
+def _other_blocks(model: nn.Module, chain: Chain) -> tuple[tuple[str, tuple[nn.Module, ...]], ...]:
+    """Return the equal blocks outside the chain, by the module that contains them.
+
+    These are all modules of the chain's classes, and runs of at least `SHORTEST` modules of another
+    class with at least two weight matrices each. The first layer of T5 has another form than the
+    layers of its chain, because it also has the positions.
+    """
+    classes = {type(module) for module in chain.modules}
+    taken = {id(module) for block in chain.modules for module in block.modules()}
+    found = []
+    for name, parent in model.named_modules():
+        lists = isinstance(parent, nn.ModuleList | nn.Sequential)
+        for kind, run in groupby(parent.children() if lists else (), type):
+            free = [module for module in run if taken.isdisjoint(map(id, module.modules()))]
+            is_run = len(free) >= SHORTEST and all(map(_has_matrices, free))
+            if id(parent) in taken or not (kind in classes or is_run):
+                continue
+            taken |= {id(module) for block in free for module in block.modules()}
+            alike = defaultdict(list)
+            for module in free:
+                alike[_form(module)].append(module)
+            found += [(name, tuple(modules)) for modules in alike.values()]
+    return tuple(found)
+
+
+def _has_matrices(block: nn.Module) -> bool:
+    return sum(parameter.dim() > 1 for parameter in block.parameters()) > 1
 
 
 def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]]:
@@ -395,6 +433,26 @@ class Layout(NamedTuple):
     run: Recorder
     inside: Division
     outside: Division
+
+    def places(self, recorded: Sequence[Recorded]) -> list[tuple[bool, Role, int]]:
+        """Return the place of each row.
+
+        Returns:
+            Tuples of (True inside the chain, role, number of the equal blocks in `Chain.others`).
+            The number counts from 1, and is 0 for rows that belong to none of them.
+        """
+        groups, units = self.groups, [*self.run.units, 0]  # calls of -1 belong to no block
+        return [
+            (r.origin.place > BEFORE, self.role(r), groups.get(units[r.origin.call], 0))
+            for r in recorded
+        ]
+
+    @property
+    def groups(self) -> dict[int, int]:
+        """{number of a block outside the chain: number of its group}, if the block ran once."""
+        groups = [n for n, (_, blocks) in enumerate(self.chain.others, 1) for _ in blocks]
+        left = self.run.left_units
+        return {unit: n for unit, n in enumerate(groups, 1) if len(left.get(unit, ())) == 1}
 
     def role(self, recorded: Recorded) -> Role:
         """Return the tensor-parallel role of one row.
@@ -428,7 +486,7 @@ def layout_of(chain: Chain | None, runs: Sequence[Recorder]) -> Layout | None:
     run = next((run for run in runs if run.steps), None)
     if chain is None or run is None or not run.steps:
         return None
-    if not _ran_in_order(chain, run) or not _is_most(chain, run):
+    if not _ran_in_order(chain, run):
         return None
     by_place: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for call, step in run.steps.items():
@@ -439,7 +497,8 @@ def layout_of(chain: Chain | None, runs: Sequence[Recorder]) -> Layout | None:
     ]
     shapes = {value: tuple(parameter.shape) for value, parameter in run.parameters.items()}
     outside = divide_vocabulary(by_place[BEFORE] | by_place[AFTER], shapes)
-    return Layout(chain, run, Division.together(inside), outside)
+    layout = Layout(chain, run, Division.together(inside), outside)
+    return layout if _is_most(layout) else None
 
 
 def _ran_in_order(chain: Chain, run: Recorder) -> bool:
@@ -457,15 +516,26 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
     )
 
 
-def _is_most(chain: Chain, run: Recorder) -> bool:
-    """Return True if the chain has `LEAST_SHARE` of the parameters or of the forward FLOPs."""
-    if chain.parameters * chain.length >= LEAST_SHARE * run.parameter_count:
+def _is_most(layout: Layout) -> bool:
+    """Return True if the blocks have `LEAST_SHARE` of the parameters or of the forward FLOPs.
+
+    The blocks outside the chain count too, and the vocabulary does not count. In Gemma 3 270M, its
+    table has 63% of the parameters.
+    """
+    chain, run, outside = layout.chain, layout.run, layout.outside
+    vocabulary = sum(
+        share_of_memory(run.parameters[value]) for value in run.parameters.keys() & outside.divided
+    )
+    of_others = sum(share_of_memory(p) for block in chain.units for p in block.parameters())
+    whole = run.parameter_count - vocabulary
+    if chain.parameters * chain.length + of_others >= LEAST_SHARE * whole:
         return True
     matmuls = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
-    outside = sum(r.row.flops for r in matmuls if r.origin.place <= BEFORE)
     ran = sum(r.row.flops for r in matmuls if r.origin.place > BEFORE)
-    inside = ran * chain.length / len(chain.modules)
-    return inside > 0 and inside >= LEAST_SHARE * (inside + outside)
+    rest = [r for r in matmuls if r.origin.place <= BEFORE and r.origin.call not in outside.roles]
+    others = sum(r.row.flops for r in rest if run.units[r.origin.call])
+    inside = ran * chain.length / len(chain.modules) + others
+    return inside > 0 and inside >= LEAST_SHARE * (inside - others + sum(r.row.flops for r in rest))
 
 
 def blocks_of(
@@ -481,8 +551,13 @@ def blocks_of(
     if any(run.places != runs[0].places for run in runs):
         return None
     pairs = zip(runs[:2], steps, strict=False)
-    first, *more = [_bytes(layout, run, step) for run, step in pairs]
-    fields = _fixed_sizes(layout)
+    return _fixed_sizes(layout) | _affine([_bytes(layout, run, step) for run, step in pairs])
+
+
+def _affine(sizes: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return {name: (constant, per sample)} of sizes at the first one or two of `BATCHES`."""
+    first, *more = sizes
+    fields = {}
     for name, size in first.items():
         slope = 0.0
         if more:
@@ -490,6 +565,50 @@ def blocks_of(
         # the maximum over moments is convex in the batch size, so the constant may be negative
         fields[name] = (max(size - slope * BATCHES[0], 0.0), slope)
     return fields
+
+
+def other_blocks_of(layout: Layout, runs: Sequence[Recorder]) -> dict[int, dict[str, Any]]:
+    """Return {number of a group of equal blocks: fields of `OtherBlocks` without those of rows}.
+
+    Args:
+        layout: The blocks.
+        runs: Recorders of one step at each batch size of `BATCHES`, or at only one.
+    """
+    groups, result = layout.groups, {}
+    for n, (name, modules) in enumerate(layout.chain.others, 1):
+        units = [unit for unit, group in groups.items() if group == n]
+        if not units:
+            continue
+        calls = [call for call, unit in enumerate(runs[0].units) if unit in units]
+        parameters = {id(p): share_of_memory(p) for block in modules for p in block.parameters()}
+        result[n] = {
+            "module": name,
+            "count": len(units),
+            "parameters": sum(parameters.values()) // len(modules),
+            "is_after": runs[0].places[calls[0]] == AFTER,
+            **_affine([_unit_bytes(run, units) for run in runs[:2]]),
+        }
+    return result
+
+
+def _unit_bytes(run: Recorder, units: Sequence[int]) -> dict[str, float]:
+    """Return {field of `OtherBlocks`: bytes} of equal blocks. Sizes are the mean of all blocks."""
+    saved = sum(s.size for s in run.saved if s.call >= 0 and run.units[s.call] in units)
+    working = 0.0
+    for unit in units:
+        last = len(run.units) - 1 - run.units[::-1].index(unit)
+        up_to = sum(s.size for s in run.saved if s.call <= last)
+        moments = [
+            r.activation_bytes - r.set_aside_bytes - up_to
+            for r in run.recorded
+            if r.phase == "backward" and r.origin.call >= 0 and run.units[r.origin.call] == unit
+        ]
+        working = max([working, *moments])
+    return {
+        "left_bytes": sum(run.left_units[unit][0] for unit in units) / len(units),
+        "saved_bytes": saved / len(units),
+        "working_bytes": working,
+    }
 
 
 def _fixed_sizes(layout: Layout) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 On the meta device, dropout, attention and recurrent layers run as on a CPU, and autocast has no
 effect. `CudaMapping` sees every torch function above autograd and substitutes the operators that
 CUDA runs: fused dropout, flash or memory-efficient attention, and cuDNN's recurrent layers. It also
-casts as autocast does, by the two lists of torch's documentation ("CUDA Ops that can autocast").
+casts as autocast does, by the lists of torch's documentation ("CUDA Ops that can autocast").
 
 Recurrent layers are modeled as in cuDNN (Appleyard et al. 2016, arXiv:1604.01946). For each layer
 and direction, one matmul computes the inputs' part of all gates for all time steps. Then each time
@@ -166,6 +166,8 @@ expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_so
 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss nll_loss_nd
 nll_loss2d norm pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss huber_loss
 soft_margin_loss softmax softplus sum renorm tan triplet_margin_loss""".split()
+_TO_WIDEST = "dot vdot tensordot grid_sampler index_put index_put_ scatter_add scatter_add_".split()
+"""Functions that reject mixed dtypes. Autocast casts their inputs to the widest one."""
 _OWNERS = (torch, torch.Tensor, F, torch._C._nn, torch._C._VariableFunctions)
 
 
@@ -193,6 +195,7 @@ class CudaMapping(TorchFunctionMode):
         self._amp = autocast
         self._to_half = _functions(_TO_HALF)
         self._to_fp32 = _functions(_TO_FP32)
+        self._to_widest = _functions(_TO_WIDEST)
         self._dropout = _functions(["dropout"])
         self._attention = _functions(["scaled_dot_product_attention"])
         self._constructors = _device_constructors()
@@ -217,7 +220,10 @@ class CudaMapping(TorchFunctionMode):
     def _autocast(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._amp and func in self._to_half:
             return map_tensors(self._half, (args, kwargs))
-        if self._amp and func in self._to_fp32:
+        is_mixed = func in self._to_widest and any(
+            t.dtype == torch.float32 for t in tensors_in((args, kwargs))
+        )
+        if self._amp and (is_mixed or func in self._to_fp32):
             return map_tensors(
                 lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t,
                 (args, kwargs),
@@ -233,6 +239,8 @@ class CudaMapping(TorchFunctionMode):
         """Return the function that CUDA runs in place of `func`, or None if it is the same."""
         if func in self._dropout and not self._cpu:
             return _dropout
+        if func is torch.rand and args in _ONE_NUMBER:
+            return lambda *_, **__: torch.ones(*args, device="cpu")
         if func in self._attention:
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return partial(_attention, self._fused_attention and not (self._cpu and dropout_p))
@@ -267,6 +275,9 @@ class CudaMapping(TorchFunctionMode):
         return self._cast_weights[id(t)][1]
 
 
+_ONE_NUMBER: tuple[Any, ...] = (((),), ([],), (1,), ((1,),), ([1],))
+"""Arguments of `torch.rand` for one number, which decides for example whether LayerDrop skips a
+layer. The number is 1, so all layers run."""
 # while a script is watched, torch.Tensor.to may be replaced, so take the base class's method
 _TO: Any = torch._C.TensorBase.to
 MOVES: set[Any] = {_TO, torch._C.TensorBase.cuda, torch._C.TensorBase.cpu}
@@ -463,12 +474,17 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
         (torch.autocast, _autocast_on_meta()),
         (sys.modules.get("transformers.masking_utils"), _masks(pads)),
         (sys.modules.get("trl.kernels.chunked_logprob"), _FUSED_HEAD),
+        (_pretrained_model(), {"warn_if_padding_and_no_attention_mask": lambda *_: None}),
     ]
     with contextlib.ExitStack() as stack:
         for owner, values in replacements:
             stack.enter_context(replaced(owner, **values))
         stack.enter_context(_flex_attention())
         yield
+
+
+def _pretrained_model() -> Any:
+    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
 
 
 def _autocast_on_meta() -> dict[str, Any]:

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.workload.blocks import Chain, Layout, blocks_of, layout_of
-from trainpace.workload.recorder import BATCHES, BEFORE, Recorded, Recorder
+from trainpace.workload.blocks import Chain, Layout, blocks_of, layout_of, other_blocks_of
+from trainpace.workload.recorder import BATCHES, Recorded, Recorder
 from trainpace.workload.workload import (
     MOST_SIZES,
     PHASES,
     Blocks,
     MemoryProfile,
     Operators,
+    OtherBlocks,
     TracedForm,
 )
 
@@ -81,7 +82,7 @@ def fitted_form(
     layout = layout_of(chain, runs)
     places = None
     if layout is not None:
-        places = [(r.origin.place > BEFORE, layout.role(r)) for r in steps[0]]
+        places = layout.places(steps[0])
     operators, rows = table_of(steps[0], numbers, places)
     return TracedForm(
         operators=operators,
@@ -226,10 +227,14 @@ def _blocks(
     runs: Sequence[Recorder],
     steps: Sequence[Sequence[Recorded]],
     operators: Operators,
-    places: Sequence[tuple[bool, str]],
+    places: Sequence[tuple[bool, str, int]],
 ) -> Blocks | None:
-    fields = None if layout is None else blocks_of(layout, runs, steps)
-    if fields is None:
+    if layout is None or (fields := blocks_of(layout, runs, steps)) is None:
         return None
-    inside, roles = zip(*places, strict=True)
-    return Blocks(**fields, operator_counts=np.where(inside, operators.count, 0), roles=roles)
+    inside, roles, groups = zip(*places, strict=True)
+    others = tuple(
+        OtherBlocks(**one, operator_counts=np.where(np.equal(groups, n), operators.count, 0))
+        for n, one in other_blocks_of(layout, runs).items()
+    )
+    counts = np.where(inside, operators.count, 0)
+    return Blocks(**fields, operator_counts=counts, roles=roles, others=others)

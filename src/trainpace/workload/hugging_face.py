@@ -23,14 +23,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, message_of
 from trainpace.core.intake import read_json
 from trainpace.workload.model_spec import import_package
 from trainpace.workload.own_operators import offer_to_transformers
 from trainpace.workload.task import Task, image_task
 from trainpace.workload.workloads import STORAGE_KEYS
 
-_OF_LABELS = ("labels", "start_positions", "end_positions")
+_OF_SAMPLES = ("next_sentence_label", "sentence_order_label")
+"""Arguments for labels of whole samples, with two classes, beside the labels of tokens."""
+_OF_LABELS = ("labels", "start_positions", "end_positions", *_OF_SAMPLES)
+_WITH_A_LOSS = (
+    'Choose an architecture that does in "architectures" (...ForCausalLM,'
+    " ...ForSequenceClassification), or write a function of your own (FILE.py:FUNCTION)."
+)
 
 
 def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length: int) -> Task:
@@ -38,6 +44,8 @@ def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length:
     vocabulary = _text_of(config).vocab_size
     speech = getattr(model, "main_input_name", "input_ids") == "input_features"
     frames = 2 * getattr(config, "max_source_positions", 1500)
+    parameters = inspect.signature(model.forward).parameters
+    sample_labels = [key for key in _OF_SAMPLES if key in parameters]
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         if speech:
@@ -48,8 +56,9 @@ def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length:
             return batch | {
                 key: torch.randint(0, length, (n,)) for key in ("start_positions", "end_positions")
             }
-        if "SequenceClassification" in name:
+        if "SequenceClassification" in name or "NextSentencePrediction" in name:
             return batch | {"labels": torch.randint(0, config.num_labels, (n,))}
+        batch |= {key: torch.randint(0, 2, (n,)) for key in sample_labels}
         classes = config.num_labels if "TokenClassification" in name else vocabulary
         return batch | {"labels": torch.randint(0, classes, (n, length))}
 
@@ -65,10 +74,16 @@ def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length:
         return model(**inputs)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        out: torch.Tensor = model(**batch).loss
+        out: torch.Tensor | None = model(**batch).loss
+        if out is None:
+            raise _no_loss(name)
         return out
 
     return Task(spec, model, forward, loss, make_batch, None, f"{length} tokens", length)
+
+
+def _no_loss(name: str) -> TrainpaceError:
+    return TrainpaceError(f"{name} computes no loss from labels.", _WITH_A_LOSS)
 
 
 def contrastive(
@@ -290,7 +305,7 @@ def _config_of(
     try:
         config = transformers.AutoConfig.for_model(**_without_storage(values))
     except (ValueError, TypeError) as error:
-        raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
+        raise UnreadableInput(f"{path}: {message_of(error)}") from None
     text = _text_of(config)
     _longer_positions(text, sequence_length)
     # The Trainer sets use_cache=False since major version 5 (5.23, but not 4.45). With an older one
@@ -302,6 +317,10 @@ def _config_of(
     if is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         # encoder-decoder models need this token to shift their labels
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if getattr(text, "pad_token_id", 0) is None and "SequenceClassification" in str(
+        config.architectures
+    ):
+        text.pad_token_id = 0  # a model that classifies the last token rejects batches without it
     return config
 
 
@@ -343,10 +362,11 @@ def _image_classifier(
 def _check_loss(name: str, model: nn.Module) -> None:
     arguments = inspect.signature(model.forward).parameters
     if "labels" not in arguments and "start_positions" not in arguments:
+        raise _no_loss(name)
+    if "MultipleChoice" in name:
         raise TrainpaceError(
-            f"{name} computes no loss from labels.",
-            'Choose an architecture that does in "architectures" (...ForCausalLM,'
-            " ...ForSequenceClassification), or write a function of your own (FILE.py:FUNCTION).",
+            f"{name} reads several choices per sample, and a configuration does not say how many.",
+            "Write a function of your own (FILE.py:FUNCTION).",
         )
 
 

@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError, message_of
 
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
@@ -67,6 +67,11 @@ class ModelSpec(NamedTuple):
         return self.kind in LIBRARIES
 
     @property
+    def is_hugging_face(self) -> bool:
+        """True for a configuration of a language, vision or diffusion model of Hugging Face."""
+        return self.kind in ("transformers", "diffusers")
+
+    @property
     def has_fixed_length(self) -> bool:
         """True if the model cannot be traced at another sequence length."""
         return self.is_saved or self.runs_code
@@ -99,7 +104,7 @@ class ModelSpec(NamedTuple):
         """Return the spec of the same model with its file at another path."""
         if self.kind == "code":
             return f"{path}:{self.name}"
-        if self.kind in ("transformers", "diffusers"):
+        if self.is_hugging_face:
             return f"{self.kind}:{path}"
         return str(path) if self.path else self.text
 
@@ -109,8 +114,8 @@ def _parse(text: str) -> ModelSpec:
     for library in LIBRARIES:
         if text.startswith(f"{library}:"):
             name = text.removeprefix(f"{library}:")
-            has_file = library in ("transformers", "diffusers")
-            return ModelSpec(text, library, name, name if has_file else "")
+            spec = ModelSpec(text, library, name)
+            return spec._replace(path=name) if spec.is_hugging_face else spec
     path, colon, name = text.rpartition(":")
     if path.endswith(".py"):
         return ModelSpec(text, "code", name, path)
@@ -130,7 +135,7 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        reason, hint = str(error).splitlines()[0], f"pip install 'trainpace[{package}]'."
+        reason, hint = message_of(error), f"pip install 'trainpace[{package}]'."
         if isinstance(error, RuntimeError):
             reason = f"with this torch: {reason}"
             hint = f"Install the {package} build that belongs to this torch."

@@ -419,9 +419,11 @@ def _updated(
             columns[field] = np.concatenate([before[passes], after])
     blocks = form.blocks
     if blocks is not None:
-        counts = [blocks.operator_counts[passes], np.zeros(len(update), dtype=np.int64)]
+        none = np.zeros(len(update), dtype=np.int64)
         roles = (*(blocks.roles[i] for i in passes), *[""] * len(update))
-        blocks = replace(blocks, roles=roles, operator_counts=np.concatenate(counts))
+        blocks = blocks.with_counts(
+            lambda counts: np.concatenate([counts[passes], none]), roles=roles
+        )
     return TracedForm(
         operators=Operators(**columns),
         memory=_remembered(form.memory, recorder, numbers[:, -1]),

@@ -172,7 +172,7 @@ class Recorded:
         gradient_bytes: Accumulated gradients of parameters.
         activation_bytes: All other tensors that the step created.
         set_aside_bytes: The part of `activation_bytes` that no block uses: gradients of parameters
-            before they are accumulated, and results of the backward pass outside the blocks. For
+            before they are accumulated, and results of the backward pass outside all blocks. For
             example, the gradient of a tied head waits for the gradient of the embedding.
     """
 
@@ -271,15 +271,25 @@ class Recorder(TorchDispatchMode):
         self.steps: dict[int, Step] | None = {} if with_steps else None
         self.entered: list[tuple[int, torch.Size, float, int]] = []
         """(number, shape, bytes, value of the hidden state) of each block, in the order they ran.
+
+        The bytes are those of all tensors that no earlier block got. Masks and positions, which all
+        blocks share, count for the first block only.
         """
         self.left: list[int] = []
         """Values of the hidden states that the blocks returned, in the order they ran."""
+        self.units: list[int] = []
+        """Number of the block outside the chain that each forward call belongs to, 0 if none."""
+        self.left_units: dict[int, list[float]] = {}
+        """{number of a block outside the chain: bytes that it made and returned, each time it ran}.
+        """
         self.saved: list[Storage] = []
         """Storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """{value: parameter}."""
         self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
+        self._unit = 0
+        self._given: set[int] = set()
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
         self._first_call: dict[int, int] = {}
@@ -334,13 +344,23 @@ class Recorder(TorchDispatchMode):
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         return -1 if storage is None else storage.value
 
-    def enter_block(self, number: int, hidden: torch.Tensor) -> None:
-        """Assign the next forward calls to a block, which gets a hidden state as input."""
+    def enter_block(
+        self, number: int, hidden: torch.Tensor, inputs: Iterable[torch.Tensor]
+    ) -> None:
+        """Assign the next forward calls to a block.
+
+        Args:
+            number: Number of the block.
+            hidden: The hidden state, which is the first of its inputs.
+            inputs: All tensors that the block gets.
+        """
         if self.phase == "forward":
             self._place = number
             self._origin = Origin(number, -1)
             self._first_call[number] = len(self.places)
-            size = float(hidden.numel() * hidden.element_size())
+            sizes = {self._value(t): float(t.numel() * t.element_size()) for t in inputs}
+            size = sum(size for value, size in sizes.items() if value not in self._given)
+            self._given |= sizes.keys()
             self.entered.append((number, hidden.shape, size, self._value(hidden)))
 
     def leave_block(self, hidden: torch.Tensor, is_last: bool) -> None:
@@ -349,6 +369,20 @@ class Recorder(TorchDispatchMode):
             self._place = AFTER if is_last else BEFORE
             self._origin = Origin(self._place, -1)
             self.left.append(self._value(hidden))
+
+    def enter_unit(self, number: int) -> None:
+        """Assign the next forward calls to a block outside the chain."""
+        if self.phase == "forward":
+            self._unit = number
+
+    def leave_unit(self, returned: Iterable[torch.Tensor]) -> None:
+        """End the block that `enter_unit` began."""
+        if self.phase == "forward":
+            keys = {tensor.untyped_storage()._cdata for tensor in returned}
+            stored = [self._storages[key] for key in keys if key in self._storages]
+            size = sum(s.size for s in stored if s.call >= 0 and self.units[s.call] == self._unit)
+            self.left_units.setdefault(self._unit, []).append(size)
+            self._unit = 0
 
     def end_forward(self) -> None:
         """Store the tensors alive at the end of the forward pass, which the backward pass needs."""
@@ -415,6 +449,7 @@ class Recorder(TorchDispatchMode):
         if self.phase == "forward":
             call = len(self.places)
             self.places.append(self._place)
+            self.units.append(self._unit)
             self._functions.append(func)
             self._module_of_call.append(self._name(args))
             self._made_node.setdefault(_sequence_number() - 1, call)
@@ -487,7 +522,8 @@ class Recorder(TorchDispatchMode):
             if key in self._storages:
                 continue
             size = float(storage.nbytes())
-            is_outside = self.phase == "backward" and self._origin.place <= BEFORE
+            unit = self.units[self._origin.call] if self._origin.call >= 0 else 0
+            is_outside = self.phase == "backward" and self._origin.place <= BEFORE and not unit
             self.activation_bytes += size
             self._outside_bytes += size * is_outside
 

@@ -5,11 +5,13 @@ target under `labels`, or one object with the target in `y`, such as a graph of 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import FOR_LANGUAGE, FOR_OTHERS
@@ -184,24 +186,27 @@ def recompute_activations(model: nn.Module) -> None:
     Raises:
         TrainpaceError: If the model does not support it.
     """
-    # transformers renamed the method in 5.x. The meta device has no random state to save.
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+    # The meta device has no random state to save.
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    switches = {
+        "activation_checkpointing_enable": options,  # transformers 5
+        "gradient_checkpointing_enable": options,
+        "set_grad_checkpointing": True,  # timm
+        "enable_gradient_checkpointing": partial(checkpoint, **options),  # diffusers
+    }
+    for switch, argument in switches.items():
         if hasattr(model, switch):
             try:
-                getattr(model, switch)(options)
+                getattr(model, switch)(argument)
             except ValueError as error:  # models that do not support it have the method too
                 raise TrainpaceError(
                     str(error), "Call torch.utils.checkpoint in a model of your own."
                 ) from None
             return
-    if hasattr(model, "set_grad_checkpointing"):
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
-    else:
-        raise TrainpaceError(
-            f"{type(model).__name__} has no switch for activation checkpointing.",
-            "Use a transformers or timm model, or call torch.utils.checkpoint in your own.",
-        )
+    raise TrainpaceError(
+        f"{type(model).__name__} has no switch for activation checkpointing.",
+        "Use a transformers, timm or diffusers model, or call torch.utils.checkpoint in your own.",
+    )
 
 
 def name_of_loss(criterion: Callable[..., Any]) -> str | None:
@@ -217,12 +222,13 @@ def name_of_loss(criterion: Callable[..., Any]) -> str | None:
 def usual_optimizer(task: Task) -> str:
     """Return the name of the optimizer to assume if the user does not choose one.
 
-    It is the optimizer of the task's settings. Without one, it is AdamW for token sequences and SGD
-    with momentum for other samples.
+    It is the optimizer of the task's settings. Without one, it is AdamW for token sequences and
+    diffusion models, and SGD with momentum for other samples.
     """
     if "optimizer" in task.settings:
         return str(task.settings["optimizer"])
-    return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
+    is_diffusion = task.name.startswith("diffusers:")
+    return FOR_LANGUAGE if is_diffusion or task.sequence_length else FOR_OTHERS
 
 
 def longest_first(task: Task, n: int) -> Any | None:

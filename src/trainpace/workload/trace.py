@@ -13,6 +13,7 @@ in autograd's engine, "optimizer" inside an optimizer's `step`, and "forward" ot
 
 import contextlib
 import re
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.errors import TrainpaceError, UserCodeError, message_of
 from trainpace.core.execution import find_optimizer
 from trainpace.core.worker import explain, place_in_code
 from trainpace.workload.adapters import adapted, packed_away
@@ -73,10 +74,11 @@ AUTOCASTS = (
     "The step's own torch.autocast was not traced: matmuls are forecast in the number format of"
     " the precision. Use --precision amp_bf16 or amp_fp16."
 )
-LONGEST_REASON = 200
-"""Maximum length of a quoted error message, in characters. Longer ones are cut."""
 _EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
 """Pattern for the names and classes of mixture-of-experts modules."""
+_GROUPED_EXPERTS = (
+    'Compute its experts together: experts_implementation="grouped_mm" in transformers.'
+)
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
@@ -388,8 +390,9 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
         return next((t for t in tensors_in(tree) if t.is_floating_point()), None)
 
     def enter(number: int, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if (hidden := hidden_state([args, kwargs])) is not None:
-            recorder.enter_block(number, hidden)
+        inputs = list(tensors_in([args, kwargs]))
+        if (hidden := hidden_state(inputs)) is not None:
+            recorder.enter_block(number, hidden, inputs)
 
     def leave(is_last: bool, _: nn.Module, args: Any, out: Any) -> None:
         if (hidden := hidden_state(out)) is not None:
@@ -399,6 +402,13 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
     for number, block in enumerate(chain.modules, 1):
         hooks.append(block.register_forward_pre_hook(partial(enter, number), with_kwargs=True))
         hooks.append(block.register_forward_hook(partial(leave, number == len(chain.modules))))
+    for number, block in enumerate(chain.units, 1):
+        hooks.append(
+            block.register_forward_pre_hook(lambda *_, number=number: recorder.enter_unit(number))
+        )
+        hooks.append(
+            block.register_forward_hook(lambda *given: recorder.leave_unit(tensors_in(given[-1])))
+        )
     return hooks
 
 
@@ -413,8 +423,8 @@ def _trace_whole_steps(
     for n in BATCHES:
         batch = meta_batch(task, n, form)
         with (
-            _explained(task.name, task.model),
             _on_meta_in_place(task.model, step.optimizers, dtype),
+            _explained(task.name, task.model),
             answered(form == "amp", task.pads),
         ):
             runs.append(_record_whole_step(step, task.model, batch, form, variant))
@@ -548,6 +558,7 @@ def _on_meta_in_place(
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     _drop_references(recurrent)
+    attributes = _detach_attributes(model)
     memo = meta_memo(model, {}, dtype)
     pairs = [(t, memo[id(t)]) for t in [*model.parameters(), *model.buffers()]]
     states = [optimizer.state for optimizer in optimizers]
@@ -555,21 +566,64 @@ def _on_meta_in_place(
         for optimizer in optimizers:
             optimizer.state = defaultdict(dict)
         for tensor, bare in pairs:
-            torch.utils.swap_tensors(tensor, bare)
+            _swap(tensor, bare)
         _make_references(recurrent)
         yield
+    except Exception as error:
+        _clear_frames(error)
+        raise
     finally:
         _drop_references(recurrent)
+        _detach_attributes(model)
         for tensor, bare in pairs:
             if tensor.device.type == "meta":
                 tensor.grad = None
                 hooked: Any = tensor
                 # otherwise hooks added later would join a list that autograd no longer calls
                 hooked._post_accumulate_grad_hooks = None
-                torch.utils.swap_tensors(tensor, bare)
+                _swap(tensor, bare)
+        for module, name, value in attributes:
+            setattr(module, name, value)
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.state = state
         _make_references(recurrent)
+
+
+def _swap(tensor: torch.Tensor, bare: torch.Tensor) -> None:
+    try:
+        torch.utils.swap_tensors(tensor, bare)
+    except RuntimeError as error:
+        raise TrainpaceError(
+            "the step or its models keep an autograd graph or weak references to weights, so the"
+            " weights cannot be replaced for a trace.",
+            f"Detach the tensors that outlive a step, such as `total += loss.detach()`. {MEASURE}",
+        ) from error
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the code that failed, which keep its autograd graph alive."""
+    traceback.clear_frames(error.__traceback__)
+    for earlier in {error.__cause__, error.__context__} - {None}:
+        assert earlier is not None
+        _clear_frames(earlier)
+        earlier.__traceback__ = None  # a frame also keeps the copy that `f_locals` makes
+
+
+def _detach_attributes(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Detach tensors that modules store as plain attributes, such as the weight of `weight_norm`.
+
+    Returns:
+        (module, name, detached value) of each attribute.
+    """
+    found = [
+        (module, name, map_tensors(torch.Tensor.detach, value))
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if any(tensor.grad_fn is not None for tensor in tensors_in(value))
+    ]
+    for module, name, value in found:
+        setattr(module, name, value)
+    return found
 
 
 def _drop_references(modules: Iterable[nn.RNNBase]) -> None:
@@ -609,13 +663,15 @@ def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
     where = f" in {place} ({type(module).__name__})" if place else ""
     classes = (f"{part} {type(inner).__name__}" for part, inner in model.named_modules())
     hint = MEASURE
-    if getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager":
-        hint = 'Compute its experts together: experts_implementation="grouped_mm" in transformers.'
-    elif any(map(_EXPERTS.search, classes)):
-        hint += (
-            " Experts can be traced if torch.nn.functional.grouped_mm computes them, or if each"
-            " gets a fixed number of tokens."
-        )
+    if any(map(_EXPERTS.search, classes)):
+        config = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) == "eager":
+            hint = _GROUPED_EXPERTS
+        else:
+            hint += (
+                " Experts can be traced if torch.nn.functional.grouped_mm computes them, or if each"
+                " gets a fixed number of tokens."
+            )
     return UserCodeError(
         f"{name} reads the values of its tensors{where}, so it cannot be traced without them:"
         f" {explain(error, 'it')}",
@@ -629,18 +685,15 @@ def in_short(error: Exception) -> str:
     where = f" at {place}" if place else ""
     if asks_for_values(error):
         return f"its code reads values of tensors{where}, and a trace only has their sizes"
-    lines = (line.strip() for line in str(error).splitlines())
-    reason = next(filter(None, lines), type(error).__name__)
+    reason = message_of(error)
     if "TensorOptions(" in reason:
         reason = "it passes one to a constructor of CPU tensors, such as torch.LongTensor"
-    elif len(reason) > LONGEST_REASON:
-        reason = reason[:LONGEST_REASON].rpartition(" ")[0]
     return f"its code does not run on tensors without values{where} ({reason.rstrip('.')})"
 
 
 def asks_for_values(error: Exception) -> bool:
     """Return True if code failed because it read the values of a meta tensor."""
-    reason = str(error)
+    reason = str(error).replace("Meta tensors", "meta tensors")
     words = ("meta tensors", "data-dependent", "register_meta")
     return "Meta" in type(error).__name__ or any(word in reason for word in words)
 

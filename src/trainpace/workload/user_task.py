@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.errors import TrainpaceError, UnknownName, message_of
 from trainpace.core.execution import find_optimizer
 from trainpace.core.worker import load_name
 from trainpace.workload.cuda_mapping import replaced
@@ -444,7 +444,7 @@ def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
     except (ImportError, ValueError, RuntimeError) as error:
         with contextlib.suppress(UnknownName):
             return find_optimizer(word.replace("_bnb", ""))[0]
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = message_of(error).rstrip(".")
         raise TrainpaceError(
             f"the optimizer {word} of the {kind} cannot be made here: {reason}.",
             "Change `optim` in its arguments, or install what it needs.",

@@ -6,7 +6,8 @@ ResNet-50 has about 200 rows, and Llama-70B not many more.
 """
 
 import re
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -388,6 +389,35 @@ Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
 """
 
 
+class OtherBlocks(Record):
+    """Equal blocks outside the chain of `Blocks`, such as the encoder beside a decoder.
+
+    Recomputation and FSDP treat each of them like a block of the chain. Tensor and pipeline
+    parallelism do not divide them. Bytes are pairs (constant, per sample), affine in the batch
+    size.
+
+    Attributes:
+        module: Name of the module that contains them.
+        count: Number of blocks.
+        parameters: Parameters of one block. They are part of `Blocks.outside_parameters`.
+        is_after: True if they run after the chain.
+        operator_counts: For each row of the table, the number of operators inside all blocks. It is
+            0 in blocks that save nothing for a backward pass.
+        left_bytes: Bytes of the tensors that the block makes and returns. Recomputation keeps them.
+        saved_bytes: Bytes that a block saves for its backward pass.
+        working_bytes: Peak in a block's backward pass beyond saved bytes and gradients.
+    """
+
+    module: str
+    count: int
+    parameters: int
+    is_after: bool
+    operator_counts: np.ndarray
+    left_bytes: tuple[float, float]
+    saved_bytes: tuple[float, float]
+    working_bytes: tuple[float, float]
+
+
 class Blocks(Record):
     """Repeated blocks of a model: its longest chain of equal modules (layers of a transformer).
 
@@ -426,6 +456,7 @@ class Blocks(Record):
         dispatched_bytes: Bytes of the tokens that the router of one block sends to experts. A token
             counts once per expert.
         expert_saved_bytes: Part of `saved_bytes` that experts create.
+        others: Other blocks of the model, outside the chain.
     """
 
     module: str
@@ -451,14 +482,40 @@ class Blocks(Record):
     expert_parameters: int = 0
     dispatched_bytes: tuple[float, float] = (0.0, 0.0)
     expert_saved_bytes: tuple[float, float] = (0.0, 0.0)
+    others: tuple[OtherBlocks, ...] = ()
+
+    @property
+    def all_saved_bytes(self) -> Floats:
+        """Bytes that all blocks save, those outside the chain included. Shape (2,)."""
+        others = (one.count * np.array(one.saved_bytes) for one in self.others)
+        return sum(others, self.count * np.array(self.saved_bytes))
+
+    def with_counts(self, change: Callable[[np.ndarray], np.ndarray], **more: Any) -> "Blocks":
+        """Return the blocks of a table with other rows.
+
+        Args:
+            change: Function from the counts of the old rows to those of the new rows.
+            **more: Further fields to replace.
+        """
+        others = tuple(
+            msgspec.structs.replace(one, operator_counts=change(one.operator_counts))
+            for one in self.others
+        )
+        return msgspec.structs.replace(
+            self, operator_counts=change(self.operator_counts), others=others, **more
+        )
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
         numbers = [size for size in sizes.values() if isinstance(size, int)]
         pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
+        for one in self.others:
+            numbers += [one.count, one.parameters]
+            pairs += [one.left_bytes, one.saved_bytes, one.working_bytes]
         counts, heads, of_keys = self.operator_counts, self.heads, self.key_value_heads
         divided = self.tensor_parameters + self.expert_parameters
-        is_count = counts.shape == (len(self.roles),) and counts.dtype.kind in "iu"
+        every = [counts, *(one.operator_counts for one in self.others)]
+        is_count = all(c.shape == (len(self.roles),) and c.dtype.kind in "iu" for c in every)
         checks = {
             "finite counts": all(0 <= size < LARGEST for size in numbers),
             "at least one block": self.count >= 1,
@@ -467,7 +524,7 @@ class Blocks(Record):
             "bytes of at least 0": np.min(np.sum(pairs, axis=1)) >= 0,
             "a multiple of their key-value heads": heads % max(of_keys, 1) == 0,
             "heads with keys and values": (heads == 0) == (of_keys == 0),
-            "a count and a role for every row": is_count and (counts >= 0).all(),
+            "a count and a role for every row": is_count and all((c >= 0).all() for c in every),
         }
         for need, holds in checks.items():
             if not holds:
@@ -484,7 +541,8 @@ class TracedForm(Record):
     def __post_init__(self) -> None:
         if self.blocks is None:
             return
-        counts = self.blocks.operator_counts
+        of_others = (one.operator_counts for one in self.blocks.others)
+        counts = sum(of_others, self.blocks.operator_counts)
         if counts.shape != self.operators.count.shape or (counts > self.operators.count).any():
             raise TrainpaceError("the repeated blocks do not belong to this operator table.")
 
@@ -556,6 +614,10 @@ class Workload(Record):
     def only_batch(self) -> int | None:
         """The only batch size for which the workload is valid, or None if all are."""
         return self.traced_batches[0] if len(self.traced_batches) == 1 else None
+
+    @property
+    def only_batch_in_words(self) -> str:
+        return f"{self.model} could only be traced at a batch size of {self.only_batch} per GPU"
 
     @property
     def blocks(self) -> Blocks | None:

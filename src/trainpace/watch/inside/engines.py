@@ -218,6 +218,18 @@ def _lightning_evaluation(module: Any, recorder: Recorder) -> None:
     around(module._EvaluationLoop, "run", _charged(recorder, EVALUATION, "evaluation"))
 
 
+def _lightning_epoch(module: Any, recorder: Recorder) -> None:
+    """Log the batches of an epoch, which `limit_train_batches` may shorten."""
+
+    def begin(run: Callable[..., Any], loop: Any, /, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):  # An endless loader has infinitely many batches.
+            if not recorder.steps:
+                recorder.log.note(epoch_batches=int(loop.trainer.num_training_batches))
+        return run(loop, *args, **kwargs)
+
+    around(module._TrainingEpochLoop, "run", begin)
+
+
 HOOKS: dict[str, Callable[..., None]] = {
     "torch.optim.lr_scheduler": trials.steps_beyond,
     "torch.utils.data.dataloader": loaders.loader,
@@ -234,6 +246,8 @@ HOOKS: dict[str, Callable[..., None]] = {
     "pytorch_lightning.trainer.trainer": _lightning,
     "lightning.pytorch.loops.evaluation_loop": _lightning_evaluation,
     "pytorch_lightning.loops.evaluation_loop": _lightning_evaluation,
+    "lightning.pytorch.loops.training_epoch_loop": _lightning_epoch,
+    "pytorch_lightning.loops.training_epoch_loop": _lightning_epoch,
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": _functions(
         LOGGING, "log_metrics", "update_train_step_metrics", of="_LoggerConnector"
     ),

@@ -20,6 +20,7 @@ from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 def loader(module: Any, recorder: Recorder) -> None:
     """Hook into torch's DataLoader: charge the wait for batches, and log its settings."""
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    epochs = recorder.epochs = Epochs(recorder)
 
     def next_batch(plain: Callable[[Any], Any], self: Any) -> Any:
         if get_ident() != recorder.thread:
@@ -37,6 +38,7 @@ def loader(module: Any, recorder: Recorder) -> None:
             recorder.fetched_from = self._trainpace_loader
             return batch
         except StopIteration:
+            epochs.ends(self._dataset)
             if recorder.part == DATA and getattr(self, "_shutdown", False):
                 # The workers end here, and start again for the next epoch.
                 recorder.part = LOADER_START
@@ -75,6 +77,7 @@ def _starting(recorder: Recorder) -> Callable[..., Any]:
             return plain(self)
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
+            recorder.epochs.begins(self)
             iterator = plain(self)
             with contextlib.suppress(AttributeError):  # The iterator may be a generator.
                 # An iterator with persistent workers is used again.
@@ -85,6 +88,27 @@ def _starting(recorder: Recorder) -> Callable[..., Any]:
             recorder.leave(depth, "start of the loader")
 
     return start
+
+
+class Epochs:
+    """Logs the steps of epochs that end before their loader does, as with `break`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begun: dict[int, tuple[int, int]] = {}
+        """Loader that began to read a dataset and steps before that, by the dataset's id."""
+
+    def begins(self, loader: Any) -> None:
+        """Begin an epoch of this loader's dataset. Log the last epoch if it was left early."""
+        recorder, dataset = self._recorder, id(loader.dataset)
+        before, steps = self._begun.get(dataset, (0, 0))
+        self._begun[dataset] = id(loader), recorder.steps
+        # A script that takes a single batch of each iterator has no epochs.
+        if before in recorder.training_loaders and recorder.steps > steps + 1:
+            recorder.log.note(epoch_steps=recorder.steps - steps)
+
+    def ends(self, dataset: Any) -> None:
+        self._begun.pop(id(dataset), None)
 
 
 def stateful_loader(module: Any, recorder: Recorder) -> None:
@@ -162,6 +186,8 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
                     return collate(batch)
                 finally:
                     collating[0] += now_ns() - begin
+                    if worker is None and not recorder.steps:
+                        _note_lists(recorder, batch)
 
             self.collate_fn = timed_collate
         collating[0] = 0
@@ -180,6 +206,19 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
         return batch
 
     return timed
+
+
+LONG_LIST = 1000
+"""Numbers in a Python list of a sample from which its conversion to a tensor takes long."""
+
+
+def _note_lists(recorder: Recorder, samples: Any) -> None:
+    """Log the numbers that the first sample holds in long Python lists."""
+    sample = samples[0] if isinstance(samples, list) and samples else None
+    lists = [part for part in _parts_of(sample) or () if type(part) is list]
+    numbers = sum(len(one) for one in lists if one and type(one[0]) in (int, float))
+    if numbers >= LONG_LIST:
+        recorder.log.note(listed_numbers=numbers)
 
 
 def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:

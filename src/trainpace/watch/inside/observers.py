@@ -5,6 +5,7 @@ import math
 import mmap
 import os
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -519,6 +520,31 @@ def page_faults() -> int | None:
         return None
     chosen = GLIBC_SETTING in os.environ or "malloc" in os.environ.get("LD_PRELOAD", "")
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc and not chosen else None
+
+
+class PageFaults:
+    """Page faults of the steps that Trainpace leaves alone: no counting, no other batches."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._before: int | None = None
+        self._noted = False
+        self._by_step: list[int] = []
+
+    def begins_step(self) -> None:
+        self._before = page_faults()
+
+    def ends_step(self) -> None:
+        """End a step, which counts if `begins_step` was called before it."""
+        if self._before is not None and (now := page_faults()) is not None:
+            self._by_step.append(now - self._before)
+        self._before = None
+
+    def note(self) -> None:
+        """Log the median at the first call with counted steps."""
+        if self._by_step and not self._noted:
+            self._noted = True
+            self._recorder.log.note(page_faults=float(statistics.median(self._by_step)))
 
 
 def page_fault_ns() -> float | None:

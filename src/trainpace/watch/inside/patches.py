@@ -25,6 +25,7 @@ from typing import Any
 import trainpace.measure as accelerator
 from trainpace.watch.inside import files, ranks, trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
+from trainpace.watch.inside.environments import Environments
 from trainpace.watch.inside.event_log import (
     BACKWARD,
     DATA,
@@ -37,7 +38,15 @@ from trainpace.watch.inside.event_log import (
     TRAINPACE,
 )
 from trainpace.watch.inside.loaders import Padding
-from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, around, get_ident
+from trainpace.watch.inside.recorder import (
+    COVERING,
+    EVALUATING,
+    TRAINING,
+    Recorder,
+    around,
+    get_ident,
+)
+from trainpace.watch.inside.script import line_of
 
 NUMBERS = 16
 """Number of values that are compared at the beginning and at the end of each parameter."""
@@ -290,10 +299,20 @@ def install(torch: Any, recorder: Recorder) -> None:
     # the first evaluation.
     for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         around(kind, "__exit__", leave)
+    around(torch, "set_num_threads", _set_threads(recorder))
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
         shown = "logging" if name == "handle" else name
         around(owner, name, trials.charges_output(recorder, shown))
     recorder.once(0, lambda: _copies(torch, recorder))
+
+
+def _set_threads(recorder: Recorder) -> Callable[..., Any]:
+    def act(plain: Callable[[int], None], /, threads: int) -> None:
+        plain(threads)
+        if not recorder.steps:  # Later, an intervention may set the number.
+            recorder.log.note(threads=threads, threads_by=line_of(sys._getframe(1))[0])
+
+    return act
 
 
 def _patch_optimizers(torch: Any, recorder: Recorder, calls: Any) -> None:
@@ -355,6 +374,9 @@ class _Calls:
         self.classes: set[type] = set()
         self.models: dict[int, weakref.ref[Any]] = {}
         """Models that were called with gradients in the first two steps, by id."""
+        self.holders: dict[int, tuple[int, bool]] = {}
+        """Results of `_holds_trained` by id, with the number of trained modules at that time."""
+        self.environments, self.collected = Environments(), False
         self.inside, self.padding = False, Padding(recorder)
         self.plain = torch.nn.Module.__call__
         self.watching = self.charged(self.plain)
@@ -400,13 +422,13 @@ class _Calls:
 
     def enters(self, module: Any, args: Any, kwargs: Any) -> int:
         """Begin a call that may need bookkeeping. Return the depth for `leave`."""
-        trains = False
+        part = None
         with _whatever_happens:
-            trains = self._trains(module, args, kwargs)
-        return self.recorder.enters_training() if trains else self.recorder.enter(FORWARD)
+            part = self._training_part(module, args, kwargs)
+        return self.recorder.enter(FORWARD) if part is None else self.recorder.enters_training(part)
 
-    def _trains(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Do the bookkeeping of a call. Return True if it trains.
+    def _training_part(self, module: Any, args: Any, kwargs: Any) -> int | None:
+        """Do the bookkeeping of a call. Return the part to charge if the call serves training.
 
         Other calls set the recorder's phase.
         """
@@ -416,8 +438,10 @@ class _Calls:
         if not self.torch.is_grad_enabled():
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.without_gradients, model)
+            if self._collects(model):
+                return OTHER
             self._call_without_gradients(module, model)
-            return False
+            return None
         if recorder.steps <= CAPTURED_IN_STEP:
             self.models[id(model)] = weakref.ref(model)
         if module.training:
@@ -425,12 +449,12 @@ class _Calls:
         if recorder.steps == CAPTURED_IN_STEP:
             recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
         if recorder.undecided and next(model.parameters(), None) is None:
-            return False  # A loss, which an evaluation may compute as well.
+            return None  # A loss, which an evaluation may compute as well.
         if module.training:
             self._note_training_call(module, model, args, kwargs)
         elif id(model) in self.trained:
             recorder.begins_undecided(with_gradients=True)
-        return bool(module.training)
+        return FORWARD if module.training else None
 
     def _note_training_call(self, module: Any, model: Any, args: Any, kwargs: Any) -> None:
         if self.recorder.spans_on:
@@ -445,9 +469,34 @@ class _Calls:
         if not self.updates.watches:
             self.usual.add(id(module))
 
+    def _collects(self, model: Any) -> bool:
+        """Return True if this call without gradients collects experience for the training.
+
+        A policy in training mode is left to `begins_undecided`, because updates call it too.
+        """
+        recorder = self.recorder
+        collects = (
+            not (model.training or recorder.fetched_samples)
+            and recorder.part not in COVERING
+            and self._holds_trained(model)
+            and self.environments.collects()
+        )
+        if collects and not self.collected:
+            self.collected = True
+            recorder.log.note(collects_experience=True)
+        return collects
+
+    def _holds_trained(self, model: Any) -> bool:
+        """Return True if the module or one of its submodules is called for training."""
+        known, holds = self.holders.get(id(model), (0, False))
+        if not holds and known != len(self.trained):
+            holds = any(id(one) in self.trained for one in model.modules())
+            self.holders[id(model)] = len(self.trained), holds
+        return holds
+
     def _call_without_gradients(self, module: Any, model: Any) -> None:
         recorder = self.recorder
-        if id(model) in self.trained and not module.training:
+        if not module.training and self._holds_trained(model):
             recorder.begins_evaluation()
         elif (
             id(model) in self.trained

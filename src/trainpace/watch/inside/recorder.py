@@ -158,6 +158,7 @@ class Recorder:
         """
         self._evaluates_with_gradients = False
         self.sampler: Any = None
+        self.epochs: Any = None
         self.thread_is_over = False
         """True if the training thread has ended, so that another thread may continue."""
         self.trains_in_thread: Callable[[], None] = lambda: None
@@ -273,12 +274,13 @@ class Recorder:
             self._settle()
         return depth
 
-    def enters_training(self) -> int:
+    def enters_training(self, part: int = FORWARD) -> int:
         """Begin a call of the model for training. Return the depth for `leave`.
 
-        The fetch before the call counts as training too.
+        The fetch before the call counts as training too. A call that collects experience for the
+        training is charged to another `part`.
         """
-        depth = self.enter(FORWARD)
+        depth = self.enter(part)
         if self.undecided:
             self.decides(EVALUATING if self.bears_backward else TRAINING)
         self.phase = TRAINING

@@ -130,7 +130,7 @@ class _Loop:
         Returns:
             The code of the loop as soon as it is known. None if the loop is the script's own.
         """
-        stack = [at.f_code for at in _frames(frame)][::-1]
+        stack = [at.f_code for at in frames_from(frame)][::-1]
         common = stack if self._common is None else self._common
         pairs = zip(common, stack, strict=False)
         self._common = [a for a, _ in takewhile(lambda pair: pair[0] is pair[1], pairs)]
@@ -151,7 +151,7 @@ def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:
     If `loop` is further inside than the script's code, the line in `loop` is returned.
     """
     below = ""
-    for at in _frames(frame):
+    for at in frames_from(frame):
         name = at.f_code.co_filename
         if name.startswith(_OURS):
             continue
@@ -163,7 +163,7 @@ def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:
     return "", below
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of a stack, the innermost first."""
     while frame is not None:
         yield frame
@@ -275,7 +275,7 @@ def note_length(recorder: Recorder) -> None:
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
     """Yield (name, value, file) of variables and of objects' contents, innermost function first."""
     modules = []
-    for at in islice(_frames(frame), MOST_FRAMES):
+    for at in islice(frames_from(frame), MOST_FRAMES):
         if str(at.f_globals.get("__name__")).partition(".")[0] not in _OWN:
             yield from _of(at.f_locals, at)
             if not is_installed(at.f_code.co_filename) and at.f_globals is not at.f_locals:

@@ -43,6 +43,8 @@ from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 
 SETTLE_STEPS = 2
 """Settling steps before each block."""
+FIRST_ALONE = 2
+"""First step after which a step may be left alone. Earlier steps allocate and are captured."""
 COUNTED_STEPS = 4
 """Number of steps whose operators are counted.
 
@@ -61,6 +63,12 @@ LOOKING = 0.1
 """Share of the remaining time for timing the optimizer's implementations, which may be slow."""
 LEAST_LOGGING_NS = 100_000
 """Least mean logging time per step, in ns, for the trial `muted`."""
+WATCHED_STEPS, WATCHED_SHARE = 250, 0.2
+"""Steps of the script that are watched in all, and the largest share of the budget for the rest.
+
+The interventions may need fewer steps. Work that comes once in 100 updates is then seen twice in
+plain steps at the end.
+"""
 INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
 """Occasional parts. They do not count in the time of a block of steps."""
 
@@ -95,6 +103,7 @@ class Trials:
 
         If None, `limit_s` counts from the start of the recorder.
         """
+        self.watching_s = WATCHED_SHARE * (self.budget_s or 0.0)
         self.deadline_ns: float = (
             math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
         )
@@ -116,14 +125,20 @@ class Trials:
         self.left = self.changes = 0
         self.step_ns = self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
-        self.page_faults: int | None = None
-        """Page faults before the second step. The first step allocates memory that stays allocated.
-        """
+        self.page_faults = observers.PageFaults(recorder)
 
     # ---- steps
 
     def at_step(self, step: Step) -> None:
-        """Handle the end of a step: observe the warm-up, or count the step in its block."""
+        """Handle the end of a step, and count page faults in steps that are left alone."""
+        self.page_faults.ends_step()
+        self.handle(step)
+        plain = self.recorder.trial == PLAIN == self.recorder.active_trial
+        if step.number >= FIRST_ALONE and plain and self.counting is None and not self.only_steps:
+            self.page_faults.begins_step()
+
+    def handle(self, step: Step) -> None:
+        """Observe the warm-up, or count the step in its block."""
         if self.counting is not None:
             with contextlib.suppress(Exception):
                 self.counting()
@@ -162,8 +177,6 @@ class Trials:
                     self.counting = observers.count_one_step(self.recorder)
                 elif steps_left == COUNTED_STEPS + 1 and self.accelerator() is not None:
                     self.counting = observers.profile_one_step(self.recorder)
-        if step.number == 1:
-            self.page_faults = observers.page_faults()
         if step.number:  # The first step does more, and steps that are counted take longer.
             self.logging_ns += step.parts_ns[LOGGING]
             self.step_ns = min(self.step_ns or took_ns, took_ns)
@@ -174,7 +187,7 @@ class Trials:
         self.round, self.last = ([Block(*block) for block in blocks] for blocks in (a_round, last))
         self.programme, self.rounds_made = self.round * self.rounds, self.rounds
         if not self.only_steps:
-            self.measure_alone(number - 1)
+            self.measure_alone()
         self.recorder.log.note(
             programme=[TRIALS[block.counted_as] for block in self.programme + self.last],
             warm_up_steps=self.warm_up,
@@ -182,15 +195,14 @@ class Trials:
         )
         self.advance()
 
-    def measure_alone(self, steps: int) -> None:
+    def measure_alone(self) -> None:
         """Measure the best rates of the device and the optimizer, while there are gradients.
 
-        Page faults are read first, because after freeing memory of some size, glibc keeps later
+        Page faults are logged first, because after freeing memory of some size, glibc keeps later
         memory of that size.
         """
         recorder = self.recorder
-        if self.page_faults is not None and (now := observers.page_faults()) is not None:
-            recorder.log.note(page_faults=(now - self.page_faults) / steps)
+        self.page_faults.note()
         thread, recorder.thread = recorder.thread, -1  # These steps are not the script's.
         for measure in (
             lambda: observers.note_rate(recorder),
@@ -219,6 +231,7 @@ class Trials:
             if self.block_ns:
                 self.means_ms[trial].append(statistics.fmean(self.block_ns) / 1e6)
                 self.block_ns = []
+            self.page_faults.note()
             self.advance()
 
     # ---- the plan
@@ -308,13 +321,26 @@ class Trials:
             if self.budget_s is not None and agreed(name, self.needs_another_round(), self.limit_s):
                 self.programme, self.rounds_made = list(self.round), self.rounds_made + 1
             else:
-                self.programme, self.last, self.budget_s = self.last, [], None
+                self.programme, self.budget_s = self.last or self.watching(), None
+                self.last = []
         self.changes += 1
         is_late = now_ns() > self.deadline_ns
         if not self.programme or agreed(f"end-{self.changes}", is_late, self.limit_s):
             end(self.recorder)
             return
         self._switch_to(self.programme.pop(0))
+
+    def watching(self) -> list[Block]:
+        """Return a last block of plain steps, for work that comes seldom."""
+        if not self.watching_s:
+            return []
+        affordable, self.watching_s = self.watching_s * 1e9 / max(1, self.step_ns), 0.0
+        steps = min(WATCHED_STEPS - self.recorder.steps, math.floor(affordable))
+        steps = agreed("watching", steps, self.limit_s)
+        if steps < SETTLE_STEPS:
+            return []
+        self.recorder.log.note(trials="complete")
+        return [Block(PLAIN, SETTLING, SETTLE_STEPS), Block(PLAIN, PLAIN, steps)]
 
     def _switch_to(self, block: Block) -> None:
         recorder, before = self.recorder, self.recorder.active_trial
