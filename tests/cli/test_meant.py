@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from trainpace.cli.program import main
-from trainpace.cli.words import meant
+from trainpace.cli.program import main, meant
 from trainpace.core.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES
 

@@ -8,7 +8,7 @@ import pytest
 import made_traces as made
 import trainpace
 from trainpace.cli import main
-from trainpace.cli.words import meant, place_last
+from trainpace.cli.program import meant, place_last
 from trainpace.diagnose import ProfiledTraining
 from trainpace.report.terminal import LINES
 from trainpace.verbs import SUMMARIES

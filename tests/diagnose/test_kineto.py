@@ -13,7 +13,7 @@ import made_traces as made
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import pieces
 from trainpace.diagnose import read_profiled
-from trainpace.diagnose.kineto import read_kineto
+from trainpace.diagnose.trace_formats import read_kineto
 from trainpace.measure import kind_of, kind_of_copy, short
 
 PUBLIC = Path(__file__).parent / "public"

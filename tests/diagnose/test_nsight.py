@@ -7,7 +7,7 @@ import pytest
 import made_traces as made
 from trainpace.core.errors import UnreadableInput
 from trainpace.diagnose import read_profiled
-from trainpace.diagnose.nsight import read_nsight
+from trainpace.diagnose.trace_formats import read_nsight
 
 
 def changed(path, *statements):

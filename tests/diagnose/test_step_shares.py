@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import made_traces as made
 from made_traces import ADD, ALL_REDUCE, GEMM, LOADER, Work
-from trainpace.diagnose.kineto import read_kineto
 from trainpace.diagnose.profiled_ranks import PARTS, split, windows_of
+from trainpace.diagnose.trace_formats import read_kineto
 
 DEVICE_NAMES = st.sampled_from([GEMM, ADD, ALL_REDUCE, "some_kernel"])
 LAUNCHED = st.tuples(

@@ -3,7 +3,7 @@
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from trainpace.watch.inside.environments import Environments, is_environment
+from trainpace.watch.inside.script import Environments, is_environment
 
 
 class Environment:

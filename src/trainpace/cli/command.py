@@ -315,7 +315,7 @@ class _Value(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[Any]:
-        from trainpace.cli.words import values
+        from trainpace.cli.program import values
 
         return values(self._field.name, self._field.about.metavar, incomplete)
 

@@ -17,11 +17,9 @@ from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import SQLITE, first_bytes
 from trainpace.core.records import Record
 from trainpace.diagnose.diagnosis import Share
-from trainpace.diagnose.kineto import read_kineto
-from trainpace.diagnose.nsight import MADE_BY as NSIGHT
-from trainpace.diagnose.nsight import read_nsight
 from trainpace.diagnose.profiled_ranks import Kernel, RankShares, rank_shares
 from trainpace.diagnose.shares import IN_WORDS
+from trainpace.diagnose.trace_formats import NSIGHT, read_kineto, read_nsight
 from trainpace.diagnose.traces import UNEXPORTED, Trace, joined, trace_files
 from trainpace.measure import KERNEL_KINDS
 from trainpace.watch import BEHIND

@@ -25,7 +25,6 @@ from typing import Any
 import trainpace.measure as accelerator
 from trainpace.watch.inside import files, ranks, trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
-from trainpace.watch.inside.environments import Environments
 from trainpace.watch.inside.event_log import (
     BACKWARD,
     DATA,
@@ -46,7 +45,7 @@ from trainpace.watch.inside.recorder import (
     around,
     get_ident,
 )
-from trainpace.watch.inside.script import line_of
+from trainpace.watch.inside.script import Environments, line_of
 
 NUMBERS = 16
 """Number of values that are compared at the beginning and at the end of each parameter."""
