@@ -44,6 +44,12 @@ def pytest_xdist_make_scheduler(config, log):
     return PagesApart(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files, so that no process is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("watch", "web"))
+
+
 def pytest_runtest_setup():
     """Make the output as wide as in a log, in any terminal."""
     os.environ.pop("COLUMNS", None)

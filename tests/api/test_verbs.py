@@ -377,7 +377,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("as_script", [True, False])
+@pytest.mark.parametrize("as_script", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_journal_stores_the_command_of_a_measuring_script(tmp_path, as_script):
     (tmp_path / "train.py").write_text(MEASURES)
     program = ["train.py", "--lr", "0.1"] if as_script else ["-c", MEASURES, "--lr", "0.1"]

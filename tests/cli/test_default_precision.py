@@ -29,6 +29,7 @@ def test_default_precision_matches_pytorch_defaults(capsys, gpu, precision):
     assert row_of(capsys, "resnet18", gpu=gpu)["precision"] == precision
 
 
+@pytest.mark.slow
 def test_torch_fp32_uses_tf32_for_convolutions_but_not_matmuls(capsys, tmp_path):
     def step_ms(model, precision):
         return row_of(capsys, model, "--precision", precision, "--batch", "64", gpu="A100")[

@@ -183,7 +183,13 @@ def test_saved_workload_rejects_other_sequence_lengths(model):
     assert "sequence length" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["32\n32\n64\n128\n", "tokens,count\n32,2\n64,1\n128,1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("32\n32\n64\n128\n", marks=pytest.mark.slow),
+        "tokens,count\n32,2\n64,1\n128,1\n",
+    ],
+)
 def test_packed_rows_are_compared_with_padded_batches(llama, tmp_path, text):
     lengths = tmp_path / "lengths.csv"
     lengths.write_text(text)

@@ -257,6 +257,7 @@ def test_uncollatable_samples_are_an_error():
         target.collated([torch.zeros(2), torch.zeros(3)])
 
 
+@pytest.mark.slow
 def test_workers_speed_up_waiting_loader():
     target = target_of(Data(sleep_ms=5))
     cost = loader_cost(target, 5.0, 0.0, range(8), 4)

@@ -3,6 +3,8 @@
 import os
 import sys
 
+import pytest
+
 from trainpace.watch import Step, read_recording, records_of, watch
 from trainpace.watch.inside.event_log import FORWARD, Span
 
@@ -47,6 +49,7 @@ def watched(tmp_path, monkeypatch, text):
     return read_recording(tmp_path / "recording").ranks[0]
 
 
+@pytest.mark.slow
 def test_later_stage_with_another_model_class_is_recorded(tmp_path, monkeypatch):
     """Each stage watches the classes of its first two steps."""
     watched(tmp_path, monkeypatch, ANOTHER_CLASS_LATER)

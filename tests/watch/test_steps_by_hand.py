@@ -117,7 +117,12 @@ def test_steps_are_found_for_every_way_of_updating(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("data", "sgd"), ("LBFGS", "sgd"), ("two optimizers", "adam")]
+    ("name", "optimizer"),
+    [
+        pytest.param("data", "sgd", marks=pytest.mark.slow),
+        pytest.param("LBFGS", "sgd", marks=pytest.mark.slow),
+        ("two optimizers", "adam"),
+    ],
 )
 def test_manual_updates_still_give_a_workload(name, optimizer, tmp_path):
     _watched(tmp_path, name)

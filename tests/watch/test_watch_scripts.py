@@ -288,9 +288,11 @@ for epoch in range(4):
 @pytest.mark.parametrize(
     "contexts",
     [
-        ("torch.no_grad", "nullcontext"),
         ("nullcontext", "torch.inference_mode"),
-        ("lambda: torch.set_grad_enabled(False)", "nullcontext"),
+        pytest.param(("torch.no_grad", "nullcontext"), marks=pytest.mark.slow),
+        pytest.param(
+            ("lambda: torch.set_grad_enabled(False)", "nullcontext"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_epoch_preparation_after_evaluation_counts_as_other(tmp_path, contexts):

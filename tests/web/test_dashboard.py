@@ -10,7 +10,7 @@ from trainpace.journal import Journal
 from web_pages import PATHS, problems, until, watched
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])
 def page(request, chromium, server):
     context = chromium.new_context(
         color_scheme=request.param, base_url=server.base, viewport={"width": 1280, "height": 900}

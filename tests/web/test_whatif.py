@@ -85,7 +85,7 @@ def test_whatif_matches_forecast():
     assert line.y[line.x.index(16.0)] == pytest.approx(found.forecast.step.total_ms)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(questions, st.sampled_from(GPUS), st.sampled_from([workload(), stacked()]))
 def test_whatif_answers_every_request(question, device, model):
     found = page_of(run(question, forecaster_of(model), device, PRICE))
