@@ -209,6 +209,7 @@ def _stacked_form(half: bool, h: int) -> TracedForm:
         attention_saved_bytes=(0.0, 0.0),
         working_bytes=(0.0, working),
         outside_saved_bytes=(0.0, head),
+        after_saved_bytes=(0.0, head),
     )
     peaks = np.array([[0.0, 0.0, activations], [float(size * numbers), 0.0, hidden]])
     memory = MemoryProfile(

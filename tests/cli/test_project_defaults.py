@@ -186,7 +186,7 @@ def test_defaults_do_not_filter_the_journal(ask):
     [
         ("epoch = 3", "forecast", "unknown key 'epoch'. Nearest: epochs."),
         ("[forcast]\nbatch = 3", "forecast", "unknown table 'forcast'. Nearest: forecast"),
-        ("[forecast]\nmax_steps = 3", "forecast", "unknown key 'max_steps'."),
+        ("[forecast]\ncolor = 3", "forecast", "unknown key 'color'."),
         ("[plan]\nbatches = 3", "forecast", "unknown key 'batches'. Nearest: batch"),
         ("gpu = 3090", "forecast", "--gpu takes text in quotation marks."),
         ("batch = [[1]]", "forecast", "--batch takes plain values."),

@@ -395,16 +395,21 @@ class Experts(nn.Module):
         return sum(expert(x) for expert in self.experts)
 
 
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 8000))
+
+    def forward(self, x):
+        return x @ self.weight @ self.weight.T / 1000
+
+
 @pytest.mark.parametrize(
     "model",
     [
         Experts(),
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)),
-        nn.Sequential(
-            nn.Linear(WIDTH, 4000),
-            nn.Linear(4000, WIDTH),
-            *(nn.Linear(WIDTH, WIDTH) for _ in range(5)),
-        ),
+        nn.Sequential(Wide(), *(nn.Linear(WIDTH, WIDTH) for _ in range(5))),
     ],
     ids=["experts", "two layers", "a small part"],
 )
@@ -431,8 +436,10 @@ def test_a_large_vocabulary_does_not_hide_the_layers(tied, form):
     assert (blocks.module, blocks.count) == ("layers", 4)
 
 
-def test_resnet50_has_no_blocks():
-    assert trace("resnet50", variant=STEP).forms["fp32"].blocks is None
+def test_all_stages_of_resnet50_are_recomputed_but_none_is_divided():
+    blocks = trace("resnet50", variant=STEP).forms["fp32"].blocks
+    assert blocks.count + sum(one.count for one in blocks.others) == 16
+    assert not blocks.are_most
 
 
 def test_chain_of_single_matmuls_is_not_divided():

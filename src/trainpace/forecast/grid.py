@@ -440,7 +440,7 @@ class Facts(NamedTuple):
     def of(cls, workload: Workload, blocks: Blocks | None, cluster: Cluster) -> Facts:
         names = "count", "heads", "key_value_heads", "experts"
         sizes: Any = [0 if blocks is None else getattr(blocks, name) for name in names]
-        has_blocks = blocks is not None
+        has_blocks = blocks is not None and blocks.are_most
         shape = [has_blocks, *sizes, workload.whole_step]
         return cls(cluster, workload.sequence_length, *shape)
 
@@ -670,7 +670,7 @@ def unsupported(
         yield grid.micro_batch != workload.only_batch, workload.only_batch_in_words
     if workload.mode == "train":
         yield from _impossible_updates(grid, workload.optimizer)
-    if form.blocks is not None:
+    if form.blocks is not None and form.blocks.are_most:
         return
     divided = (_ranks_per_copy(grid) > 1) | (grid.ep > 1)
     yield (
@@ -678,7 +678,7 @@ def unsupported(
         f"{workload.model} has no repeated blocks, which tensor, pipeline, context and expert"
         " parallelism need.",
     )
-    if not workload.checkpointed:
+    if form.blocks is None and not workload.checkpointed:
         yield (
             ~grid.has("activation_checkpointing", "none") & ~divided,
             f"{workload.model} was traced without activation checkpointing, and has no repeated"

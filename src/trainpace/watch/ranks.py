@@ -339,8 +339,9 @@ def rank_of(
     notes = Notes(records)
     logged = _logged(header, notes)
     counted = Counted(notes.by_step("counted"), every)
-    steady = _steady(every, notes, counted, logged.get("warm_up_steps", 0))
-    rare = _rare(every, steady, {*counted.by_step, *notes.by_step("counted_few")})
+    unusual = _unusual(every, notes, counted)
+    steady = _steady(every, unusual, logged.get("warm_up_steps", 0))
+    rare = _rare(every, steady, {*unusual, *notes.by_step("counted_few")})
     seldom = {s.number for s in rare}
     steady = [s for s in steady if s.number not in seldom]
     loader, in_epoch = training_loader(notes, every[1:]), _in_epoch(logged)
@@ -380,33 +381,33 @@ def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
     return logged
 
 
-def _steady(
-    steps: Sequence[Step], notes: Notes, counted: Counted, programme_starts: int
-) -> list[Step]:
-    """Return the plain steps after the warm-up.
+def _unusual(steps: Sequence[Step], notes: Notes, counted: Counted) -> set[int]:
+    """Return the numbers of the steps that counting has slowed down or that begin a stage.
 
-    Steps that were slowed down by counting are excluded. So are steps between two trainings or
-    stages, which include the preparation of the next one.
+    The first step of a later training or stage includes its preparation.
     """
+    begins = notes.by_step("begins_anew")
+    is_stage = STAGE_STEPS * len(begins) <= len(steps)
+    return {*counted.by_step, *(number + 1 for number in begins if is_stage)}
+
+
+def _steady(steps: Sequence[Step], unusual: Set[int], programme_starts: int) -> list[Step]:
+    """Return the plain steps after the warm-up, without the unusual ones."""
     plain = [s for s in steps if s.trial == PLAIN]
     first = max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
     steady = [s for s in plain if s.number >= first] or plain[1:]
-    excluded = set(counted.by_step)
-    begins = notes.by_step("begins_anew")
-    if STAGE_STEPS * len(begins) <= len(steps):
-        excluded.update(number + 1 for number in begins)
-    return [s for s in steady if s.number not in excluded] or steady
+    return [s for s in steady if s.number not in unusual] or steady
 
 
-def _rare(steps: Sequence[Step], steady: Sequence[Step], slowed: Set[int]) -> list[Step]:
+def _rare(steps: Sequence[Step], steady: Sequence[Step], unusual: Set[int]) -> list[Step]:
     """Return the steps after the first ones that do much more than the steady steps.
 
     Steps with a trial's batches are never rare, because the batches change what they do. Neither
-    are the steps that counting has slowed down.
+    are the unusual steps.
     """
     most = RARE * median([_work_ns(s) for s in steady])
     own = [s for s in _on_own_batches(steps)[::-1] if s.number > WARM_UP_STEPS]
-    rare = [s for s in own if _work_ns(s) > most and s.number not in slowed]
+    rare = [s for s in own if _work_ns(s) > most and s.number not in unusual]
     return rare if len(rare) <= MOST_RARE * len(own) else []
 
 

@@ -295,7 +295,7 @@ def _divided_parameters(
 SHORTEST = 4
 """Minimum number of equal blocks in a chain.
 
-ResNet-50's longest stage has 5, but its share of the model is below `LEAST_SHARE`.
+ResNet-50's longest stage has 5.
 """
 
 PERIODS = (1, 2, 3, 4, 6, 8)
