@@ -39,7 +39,7 @@ _CANNOT = LACKS | {
 MEETING = (
     "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
 )
-NO_DYNAMO = "accelerate does not pass it on to DeepSpeed: the code compiles the model"
+NO_DYNAMO = "accelerate does not pass it on to DeepSpeed: compile the model in the training's code"
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
@@ -142,7 +142,7 @@ def write_accelerate(draft: Draft) -> None:
         _write_sharding(draft)
     kind = _kind_of(draft)
     if kind != "DEEPSPEED":
-        why = "accelerate's file counts micro-batches only for DeepSpeed: the script states it"
+        why = "accelerate's file counts micro-batches only for DeepSpeed: set it in the script"
         draft.leave(why, "accumulation")
         _write_compile(draft)
     else:
@@ -158,7 +158,7 @@ def _write_checkpointing(draft: Draft, kind: str) -> None:
     if wanted == "selective":
         draft.leave(f"{why}: everything or nothing is recomputed", name)
     elif kind != "FSDP":
-        draft.leave(f"{why}: the script or the model turns it on", name)
+        draft.leave(f"{why}: turn it on in the script or the model", name)
     else:
         draft.place(name, _KEYS["activation_checkpointing"], wanted == "full")
 
@@ -180,7 +180,7 @@ def precision_word(draft: Draft) -> str:
     precision = draft.trainer_precision
     word = next((word for word, meaning in PRECISION.items() if meaning == precision), "")
     if not word:
-        why = f"accelerate's mixed_precision is autocast and has no {precision}: the code states it"
+        why = f"accelerate's mixed_precision is autocast and has no {precision}: set it in the code"
         draft.leave(why, "precision")
     return word
 

@@ -178,7 +178,10 @@ class Draft:
 
     @property
     def trainer_precision(self) -> str:
-        """Wanted precision in a trainer's words: beside a DeepSpeed file, bf16 means autocast."""
+        """Wanted precision in a trainer's words.
+
+        Beside a DeepSpeed file, bf16 and fp16 are written as autocast: amp_bf16 and amp_fp16.
+        """
         precision = str(self.want["precision"])
         return AUTOCAST_OF.get(precision, precision) if "DeepSpeed" in self.beside else precision
 

@@ -157,7 +157,7 @@ def _write_precision(draft: Draft) -> None:
         precision = precision.removeprefix("amp_")
     states = {key: state for key in _SECTIONS if (state := draft.get(f"{key}.enabled")) is not None}
     if precision in ("tf32", "fp8"):
-        draft.leave(f"DeepSpeed has no key for {precision}; the code turns it on", "precision")
+        draft.leave(f"DeepSpeed has no key for {precision}: set it in the code", "precision")
     elif "auto" in states.values():
         draft.leave('fp16 or bf16 is "auto": another file or the run decides', "precision")
     elif not states and "precision" not in draft.may_add:

@@ -301,7 +301,7 @@ def _write_precision(draft: Draft) -> None:
     precision = draft.trainer_precision
     stated = [key for key in PRECISION if draft.get(key) is not None]
     if precision not in ("fp32", *PRECISION.values()):
-        why = f"TrainingArguments have only autocast, not {precision}: the code loads the model so"
+        why = f"TrainingArguments have only autocast, not {precision}: load the model in it"
         draft.leave(why, "precision")
     elif not stated and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")

@@ -51,7 +51,7 @@ TCP_SHARE = 1448 / 1514
 The frame carries 1500 bytes. A link with traffic shaping counts 1514.
 """
 PCIE_EFFICIENCY = 0.30
-"""Share of the PCIe bandwidth that a ring through host memory reaches, or one device's copies.
+"""Share of the PCIe bandwidth that a ring through host memory reaches.
 
 Four and eight 2080 Ti and Titan RTX reach 0.31 to 0.34 (Sailor's tables). Three RTX 3090 reach 0.27
 to 0.37 (NVIDIA's BERT, from the time that more GPUs add to a step).
@@ -62,9 +62,9 @@ PCIE_PEER_EFFICIENCY = 0.75
 Four A100 and four H100 with bridged pairs reach 0.75 and 0.76 (Vidur's tables). RTX A5000, A5500
 and A40 reach 0.6 to 1.0 (NVIDIA's BERT). The server matters more than anything else. In one server,
 four L40S reach 0.17 and eight 0.05 (aiconfigurator's tables). In another, two RTX 6000 Ada reach
-0.36 (PipeWeave's). But training steps on four and eight RTX 6000 Ada (lambda's, n 8), relative to
-steps on one, are 8% slower with 0.75, 28% with 0.17 and 96% with 0.05. So no property of the card
-predicts the bandwidth of a host's root complexes.
+0.36 (PipeWeave's). But forecasts of training steps on four and eight RTX 6000 Ada (lambda's, n 8),
+relative to those on one, are 8% too slow with a share of 0.75, 28% with 0.17 and 96% with 0.05. So
+no property of the card predicts the bandwidth of a host's root complexes.
 """
 NETWORK_EFFICIENCY = 0.95
 """Share of a node's network bandwidth that a ring reaches with the largest payloads.
@@ -124,9 +124,9 @@ class Generation(Record):
 
 
 class LinkConstants(Record):
-    """Constants of links, fitted by fitting/links.py on collectives of eight cards with NVLink.
+    """Constants of links, fitted by fitting/links.py.
 
-    The fit has 1,632 rows and a median error of 7%. Fields that end in `_us` are in microseconds.
+    The collectives are of eight GPU models with NVLink. The fit has 1,632 rows and a median error of 7%. Fields that end in `_us` are in microseconds.
 
     Attributes:
         generations: Constants of NVLink by generation. Other generations get the mean.
@@ -424,8 +424,8 @@ def _tree(payload: Floats, group: Group) -> Floats:
     """Return the seconds of a double binary tree over nodes, with a chain inside each node.
 
     Data goes up the tree and down again, pipelined (Sanders et al. 2009). Inside a node, every rank
-    passes the tensor on twice. Between nodes, the traffic of 2 (nodes - 1) half tensors per edge is
-    spread evenly over the nodes.
+    passes the tensor on twice. Between nodes, the two trees have 2 (nodes - 1) edges. Each edge
+    carries half a tensor up and half a tensor down, spread evenly over the nodes.
     """
     nodes, inside = group.nodes, group.inside
     between = 2 * (nodes - 1) / np.maximum(nodes, 1) * payload / group.across

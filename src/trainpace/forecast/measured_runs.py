@@ -5,8 +5,8 @@ docs/verbs/validate.md describes all columns. An empty field means that the valu
 Unknown columns are ignored.
 
 Missing values get the usual value for the software of the run. For example, torch before 2.0
-(transformers: before 2.1.1) had no fused attention, and its optimizers launched kernels for one
-tensor at a time. "fp32" means fp32 also on Ampere and newer; runs in TF32 must say tf32.
+(before 2.1.1 for models of transformers) had no fused attention, and its optimizers launched
+kernels for one tensor at a time. "fp32" means fp32 also on Ampere and newer; runs in TF32 must say tf32.
 """
 
 import csv
@@ -50,7 +50,7 @@ class MeasuredRun(Record):
 
     Attributes:
         engine: Engine of `Execution`.
-        attention: Attention of `Software`, or "native" for cuDNN's attention. The fields
+        attention: Attention of `Software`, or "native" for today's default on the card. The fields
             optimizer_implementation, cross_entropy and fp8_recipe are also those of `Software`.
         peak_memory_kind: Kind of `peak_mem_gib`. See `Peak`.
         host_copy: "yes" if each step copies its samples from pageable memory.
@@ -416,7 +416,7 @@ def read_parallelism(text: str) -> Execution:
       the sending. `expert_nodes=4`: experts of a token are on at most 4 nodes.
 
     Returns:
-        The execution, with one data-parallel rank.
+        The execution on tp x pp x cp x ep x etp devices.
 
     Raises:
         TrainpaceError: If a size is 0 or the ZeRO stage is above 3.
@@ -519,7 +519,7 @@ def _micro_batch(
     if batch < 1:
         raise TrainpaceError("the run gives no batch size of at least 1 per GPU.")
     if batch != int(batch):
-        raise TrainpaceError(f"a global batch of {whole:g} makes {batch:g} samples per rank.")
+        raise TrainpaceError(f"the run has {batch:g} samples per rank, not a whole number.")
     return int(batch), accumulation
 
 

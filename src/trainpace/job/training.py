@@ -100,7 +100,7 @@ class EpochSteps(Record):
 def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     """Count the steps of one epoch.
 
-    Without `drop_last` every sample counts: steps = ceil(samples / global batch). A distributed
+    If nothing is dropped, every sample counts: steps = ceil(samples / global batch). A distributed
     sampler may repeat samples to fill all ranks. This does not change the number of steps.
 
     Raises:
@@ -248,8 +248,8 @@ class JobConditions(Record):
       `preemption_mean_h`. A restart takes `restart_s`.
     - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
     - Data: each sample reads `sample_bytes` from storage, and one vCPU prepares `samples_per_cpu_s`
-      (0: loading is hidden). With `loads_beside`, loading overlaps with the steps; otherwise it
-      happens between them. `data_gb` are copied to the servers at `download_gb_per_s` before
+      (0: preparing takes no time). With `loads_beside`, loading overlaps with the steps.
+      Otherwise it happens between them. `data_gb` are copied to the servers at `download_gb_per_s` before
       training.
     - `repeats`: number of models, folds or seeds that are trained one after another.
     - Money: `price_usd_per_device_hour`, electricity of the devices, and `egress_usd` from another

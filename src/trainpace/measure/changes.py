@@ -47,11 +47,10 @@ FEWEST_POINTS = 6
 """Minimum number of batch sizes to distinguish a jump from a bend."""
 GUESS_WORTH = 4.0
 SPARSE = 30
-CURVED_SPACING = 3
 CURVED_PRICE = 1.0
 """Price of a bend that replaces a smooth term, as a factor of log n.
 
-Such bends are at least CURVED_SPACING points apart.
+Such bends are at least SLOPE_SPACING points apart.
 """
 KNOWN_WORTH = 1.0
 """Weight of a known noise level, as a multiple of the number of points.
@@ -142,7 +141,7 @@ class StepCurve(Record):
         odd_extra_ms: Extra time of an odd batch size, included in `fitted_ms`.
         disturbed: Batch sizes that fit neither neighbor. They are not used.
         least_jump: Smallest jump, relative to the step time, that 9 of 10 such sweeps find at most
-            places. None if there are too few batch sizes, or if noise hides jumps of any size.
+            of the places. None if there are too few batch sizes, or if noise hides all jumps.
     """
 
     batches: tuple[int, ...]
@@ -272,14 +271,15 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
     """Replace smooth terms by bends.
 
     The search needs smooth terms so that curvature does not pass for jumps. The jumps are fixed
-    now, so bends may be close together, even with few points.
+    now, so bends may be closer together. Curves of fewer than SPARSE points get such bends even if
+    they have no smooth terms.
     """
     straight = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(straight) == len(terms) and search.n >= SPARSE:
         return terms
     if len(straight) < len(terms):
         search.price[Kind.BEND] = CURVED_PRICE * math.log(search.n)
-    search.bend_spacing = CURVED_SPACING
+    search.bend_spacing = SLOPE_SPACING
     fixed = frozenset(term for term in straight if term.kind != Kind.BEND)
     bent = search.improve(straight, frozenset({Kind.BEND}), fixed)[1]
     return sorted(bent, key=lambda term: (term.place, term.kind))
@@ -406,7 +406,7 @@ def _segments(batches: Sequence[int], x: Floats, fit: _Fit, line: Floats) -> Ite
 
 
 def _least_jump(fit: _Fit) -> float | None:
-    """Return the smallest jump, relative to the step time, that is found at most places.
+    """Return the smallest jump, relative to the step time, that is found at most of the places.
 
     Even if chance reduces such a jump, it is worth its price and has LEAST_Z deviations. Noise
     grows with the step time, so it is larger after the jump. Returns None if noise hides jumps of
@@ -565,7 +565,7 @@ class Search:
         short = min(max((NOT_SHORT - n) / (NOT_SHORT - SHORT), 0.0), 1.0)
         self.price[Kind.LEVEL] -= CHEAPER_LEVEL * short
         self.price[Kind.SMOOTH] += DEARER_SMOOTH * short
-        # With few observations behind the deviations, large deviations by chance are more likely.
+        # If few observations determine the standard deviations, large residuals are more likely.
         self.price *= 1 + FEW / (n + worth)
         u, w = self.position, self.weight[:, None]
         self._base = np.stack([np.ones(n), u], axis=1) * w
@@ -611,11 +611,12 @@ class Search:
         return self._residual(terms)[2]
 
     def least_levels(self, terms: list[Term]) -> tuple[Floats, float]:
-        """Return the size of the smallest level that pays for its price, at each place.
+        """Return two factors. Their product is the smallest level, in ms, that pays for its price.
 
         Returns:
-            The size in ms per unit of the root sum of squares, shape (n,), and the root that pays
-            for the price. The size is infinite at places without room for a level.
+            The level in ms at each place whose root sum of squares is 1 after the terms are
+            removed, shape (n,), and the root sum of squares that pays for the price. The first is
+            infinite at places without room for a level.
         """
         q, residual, squares = self._residual(terms)
         shadow = q.T @ self._level

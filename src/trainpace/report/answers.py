@@ -303,7 +303,7 @@ RELEASE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,2}")
 """Library versions of at most three parts. A version of four parts could be an IP address."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 CHANGES = ("torch.compile", "channels-last")
-"""Titles of changes that have no value."""
+"""Titles of changes that are only switched on and contain no value."""
 CLOSED = ("bound", "kind", "mechanism", "phase", "shape", "unit")
 """Fields that contain only Trainpace's own words."""
 

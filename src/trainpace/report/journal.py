@@ -251,7 +251,7 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
         yield Headline("No run in the journal has a forecast that was made before it.")
         yield Next(
             ["trainpace", "measure", "resnet50", *_place(asked)],
-            "measures beside a forecast; FILE.py:FUNCTION for your own model",
+            "measures resnet50 beside a forecast; give FILE.py:FUNCTION for a model of your own",
         )
         return
     yield Headline(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")

@@ -112,7 +112,7 @@ UNMEASURED = (
     "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
 )
 IGNORED_JOURNAL = "Journal measurements are ignored: they are not of packed rows."
-NOT_COMPARED = "Padded batches of the same documents are not forecast beside packed rows"
+NOT_COMPARED = "Packed rows are not compared with padded batches of the same documents"
 
 
 class ForecastRequest(ExecutedRequest):
@@ -609,7 +609,9 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     copies = math.inf if r.host_copy is None else r.host_copy
     fixed = {"`host`": host is not None, "Software": software != TODAY}
     for option in (name for name, given in fixed.items() if given and r.only_cpu):
-        raise Misuse(f"{option} needs a `gpu`: a machine's profile was measured with its own.")
+        raise Misuse(
+            f"{option} needs a `gpu`: a machine's profile includes its own host and software."
+        )
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links

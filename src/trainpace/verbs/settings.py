@@ -139,9 +139,9 @@ def kinds_of(new: Sequence[str]) -> dict[str, str]:
 def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
     """Return the settings files and the `new` ones with all changes of the plan.
 
-    If an old file has to change, the old and new files together must state each change, except
-    samples prepared offline. Otherwise `left` of the result has what the new files cannot state.
-    Returns None if there is nothing to change.
+    If no old file has to change, `left` of the result has what the new files cannot state. If one
+    has to, the old and new files together must state each change. Samples prepared offline are in
+    `left` in both cases. Returns None if there is nothing to change.
 
     Raises:
         Misuse: The files cannot express all changes.

@@ -106,8 +106,8 @@ class SoftwareRequest(TracedRequest):
     cross_entropy: Annotated[
         CrossEntropy | None,
         Field(
-            "Kernels of a vocabulary's loss: fused; fused_fp32 and chunked as Liger has them in"
-            " transformers; uncompiled: outside torch.compile.  [default: plain]"
+            "Implementation of cross-entropy: fused; fused_fp32 or chunked, as Liger has them in"
+            " transformers; uncompiled, outside torch.compile.  [default: plain]"
         ),
     ] = None
     fp8_recipe: Annotated[

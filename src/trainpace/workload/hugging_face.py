@@ -123,7 +123,7 @@ def contrastive(
         f" not traced: {6 * config.projection_dim} FLOPs per training step (a third of them"
         " forward) and about 12 bytes, times the square of the batch of all GPUs together."
     )
-    sample = f"{side} x {side} image with {length} tokens"
+    sample = f"{side} x {side} image with a text of {length} tokens"
     task = Task(spec, model, forward, loss, make_batch, None, sample, sequence_length)
     return task._replace(notes=(note,))
 

@@ -143,7 +143,7 @@ Size 1 is not used, because torch then drops dimensions and skips copies.
 BEFORE, AFTER = 0, -1
 """Places before and after the blocks. Blocks are numbered from 1.
 
-Calls between two blocks count as before.
+Calls between two blocks have the place `BEFORE`.
 """
 
 
@@ -212,8 +212,8 @@ class Storage:
 def share_of_memory(parameter: torch.nn.Parameter) -> int:
     """Return the size of a parameter in elements, to divide memory among pipeline stages.
 
-    A parameter with a fixed dtype, such as a packed weight, counts as many elements as 16-bit
-    numbers that occupy the same bytes.
+    A parameter with a fixed dtype, such as a packed weight, counts as the number of 16-bit numbers
+    that fill its bytes.
     """
     n = parameter.numel()
     return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
@@ -278,7 +278,10 @@ class Recorder(TorchDispatchMode):
         self.left: list[int] = []
         """Values of the hidden states that the blocks returned, in the order they ran."""
         self.units: list[int] = []
-        """Number of the block outside the chain that each forward call belongs to, 0 if none."""
+        """Number of the block outside the chain that each forward call belongs to, 0 if none.
+
+        See `blocks.Chain`.
+        """
         self.left_units: dict[int, list[float]] = {}
         """{number of a block outside the chain: bytes that it made and returned, each time it ran}.
         """

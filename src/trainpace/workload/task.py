@@ -150,8 +150,8 @@ class Task(NamedTuple):
 
         def refused(_: nn.Module, __: Any) -> Any:
             raise TrainpaceError(
-                f"{name} has a step of its own, which only runs as a whole, in forecast and"
-                " measure.",
+                f"{name} has a training step of its own, without a separate loss and forward pass."
+                " Forecast and measure run it as a whole.",
                 "For anything else return a model, its loss and its optimizer.",
             )
 
