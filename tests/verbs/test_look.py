@@ -28,7 +28,6 @@ from trainpace.verbs.look import (
 )
 from trainpace.verbs.request import Misuse, Silent
 from trainpace.verbs.watch import Watched, busy_cores, busy_in_words
-from trainpace.watch import StatedLength
 
 SCRIPT = """
 import sys, time, torch
@@ -302,20 +301,15 @@ def test_script_without_interpreter_is_started_with_python(tmp_path, monkeypatch
         started_with_python(("missing.py",))
 
 
-def test_training_length_prefers_explicit_arguments_over_the_command():
-    stated = StatedLength(30.0, None, "--epochs 30")
-    assert length_of(DIAGNOSIS, stated, None, None) == Length(
+def test_training_length_prefers_explicit_steps():
+    by_script = replace(DIAGNOSIS, job_steps=3840, epochs=30.0, job_by="--epochs 30")
+    assert length_of(by_script, None) == Length(
         steps=3840, of="training", epochs=30.0, words="--epochs 30"
     )
-    assert length_of(DIAGNOSIS, stated, 2.0, None).steps == 256
-    assert length_of(DIAGNOSIS, stated, None, 77) == Length(
-        steps=77, of="training", words="as given"
-    )
-    assert length_of(DIAGNOSIS, StatedLength(None, 500, "--max-steps 500"), None, None).steps == 500
-    assert length_of(DIAGNOSIS, None, None, None) == Length(steps=128, of="epoch", epochs=1.0)
+    assert length_of(by_script, 77) == Length(steps=77, of="training", words="as given")
+    assert length_of(DIAGNOSIS, None) == Length(steps=128, of="epoch", epochs=1.0)
     endless = replace(DIAGNOSIS, steps_per_epoch=None)
-    for epochs in (None, 3.0):
-        assert length_of(endless, stated, epochs, None) == Length(steps=1000, of="steps")
+    assert length_of(endless, None) == Length(steps=1000, of="steps")
 
 
 @pytest.mark.slow

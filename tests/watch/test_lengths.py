@@ -1,5 +1,7 @@
 """Tests of reading the training length from the variables of active functions."""
 
+import itertools
+import linecache
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +11,22 @@ from trainpace.watch.inside.script import StatedLength
 
 
 def stated(code):
-    """Return the length that is noted when a script with this code calls `step()`."""
-    notes = []
-    recorder = SimpleNamespace(log=SimpleNamespace(note=lambda **note: notes.append(note)))
-    exec(
-        compile(code, "/home/a/train.py", "exec"),
-        {"__name__": "__main__", "step": lambda: script.note_length(recorder)},
-    )
-    return StatedLength(*notes[0]["stated"]) if notes else None
+    """Return the last length that is noted when a script with this code calls `step()`."""
+    notes, numbers, file = [], itertools.count(), "/home/a/train.py"
+    log = SimpleNamespace(note=lambda **note: notes.append(note))
+    recorder = SimpleNamespace(log=log, after_step=[])
+
+    def step():
+        if (number := next(numbers)) == 0:
+            script.note_length(recorder)
+        # A loop here would count as a loop of the script.
+        callbacks = tuple(recorder.after_step) if number else ()
+        _ = [callback(SimpleNamespace(number=number)) for callback in callbacks]
+
+    linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file
+    script._loops_of.cache_clear()
+    exec(compile(code, file, "exec"), {"__name__": "__main__", "step": step})
+    return StatedLength(*notes[-1]["stated"]) if notes else None
 
 
 IN_ARGUMENTS = """
@@ -91,3 +101,98 @@ odd, epochs = Odd(), 4
 step()
 """
     assert stated(code).epochs == 4
+
+
+NESTED = """
+def train(loader):
+    for batch in loader:
+        step()
+for fold in range(2):
+    for epoch in range(1, 5):
+        train("abc")
+"""
+ACCUMULATED = """
+for i in range(1000):
+    if i % 8 == 7:
+        step()
+"""
+ROUNDS = """
+class Args:
+    def __init__(self):
+        self.rounds = 12
+args = Args()
+for iteration in range(1, args.rounds + 1):
+    for again in range(4):
+        for start in range(0, 64, 16):
+            step()
+"""
+WITH_BAR = """
+def tqdm(iterable, **options):
+    return iterable
+for i in tqdm(range(50), desc="training"):
+    step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("for _ in range(10):\n    for x in 'ab':\n        step()", (10, 20)),
+        (NESTED, (8, 24)),
+        (ACCUMULATED, (None, 125)),
+        (ROUNDS, (None, 12 * 4 * 4)),
+        (WITH_BAR, (None, 50)),
+        ("while True:\n    step()\n    break", None),
+        ("for epoch in range(5):\n    while True:\n        step()\n        break", (5, 5)),
+        ("while True:\n    for part in range(5):\n        step()\n    break", None),
+        ("for i in range(10**9):\n    step()\n    break", None),
+    ],
+)
+def test_training_length_is_read_from_loops_over_ranges(code, expected):
+    found = stated(code)
+    assert (found and (found.epochs, found.steps)) == expected
+    assert found is None or "range(" in found.words
+
+
+AGENT = """
+class Agent:
+    def __init__(self):
+        self.num_timesteps, self.n_epochs = 0, 10
+    def train(self):
+        for _ in range(3):
+            step()
+    def learn(self, total_timesteps):
+        while self.num_timesteps < total_timesteps:
+            self.num_timesteps += 20
+            self.train()
+Agent().learn({total})
+"""
+EVERY_TENTH = """
+total_frames = 5000
+for global_step in range(total_frames):
+    if global_step > 1000 and global_step % 10 == 0:
+        step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"), [(AGENT.replace("{total}", "2000"), 300), (EVERY_TENTH, 399)]
+)
+def test_experience_is_converted_to_steps_by_the_pace_of_updates(code, steps):
+    assert stated(code).steps == pytest.approx(steps, rel=0.02)
+
+
+def test_named_length_holds_until_the_pace_of_experience_is_known():
+    assert stated(AGENT.replace("{total}", "20")).epochs == 10
+
+
+def test_length_in_a_library_names_the_script_that_called_it(monkeypatch):
+    code = "max_epochs = 10\nstep()"
+    library = compile(code, "/home/b/fit_loop.py", "exec")
+    monkeypatch.setattr(script, "is_installed", lambda file: "fit_loop" in file)
+    notes = []
+    recorder = SimpleNamespace(log=SimpleNamespace(note=lambda **note: notes.append(note)))
+    inner = {"__name__": "fit_loop", "step": lambda: script.note_length(recorder)}
+    outer = compile("exec(library, inner)", "/home/a/train.py", "exec")
+    exec(outer, {"__name__": "__main__", "library": library, "inner": inner})
+    assert notes[0]["stated"].words == "max_epochs = 10 in train.py"

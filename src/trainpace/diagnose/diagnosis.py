@@ -231,7 +231,7 @@ def _length(
     steps: float | None = None
     if stated is not None:
         steps, epochs = stated.steps, stated.epochs
-    if steps is None and epochs is not None and steps_per_epoch is not None:
+    if epochs is not None and steps_per_epoch is not None:
         steps = epochs * steps_per_epoch
     if steps is not None and steps_per_epoch:
         epochs = steps / steps_per_epoch

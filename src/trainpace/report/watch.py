@@ -555,7 +555,7 @@ def _whole(looked: Looked) -> str:
         return f"{steps} take {took}."
     if length.of == "epoch":
         return f"An epoch of {steps} takes {took}."
-    epochs = "" if length.epochs is None else f"{length.epochs:g} epochs, "
+    epochs = "" if length.epochs is None else f"{number(length.epochs)} epochs, "
     return f"The whole training ({epochs}{steps}) takes {took}."
 
 

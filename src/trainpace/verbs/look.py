@@ -39,10 +39,8 @@ from trainpace.verbs.watch import (
 )
 from trainpace.watch import (
     Rank,
-    StatedLength,
     batches_per_step,
     read_recording,
-    stated_length,
     task_of,
     untraced_in_words,
     watch,
@@ -192,9 +190,8 @@ def run(request: LookRequest, progress: Progress) -> Looked:
             raise TrainpaceError(
                 _failure(watched), f"Its whole output is in {folder / OUTPUT_FILE}."
             )
-        found = diagnose(watched.recording)
-    stated = stated_length(command) or ranks[0].stated
-    length = length_of(found, stated, r.epochs, r.max_steps)
+        found = diagnose(watched.recording, r.epochs)
+    length = length_of(found, r.max_steps)
     ms = found.step_ms
     # The rest of the training runs later than the watched steps, and machine speed drifts.
     low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
@@ -237,23 +234,17 @@ def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
     return ("python" if active else sys.executable, *command)
 
 
-def length_of(
-    diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None
-) -> Length:
-    """Return the training length: from the request, the command, one epoch, or `USUAL_STEPS`."""
+def length_of(diagnosis: Diagnosis, max_steps: int | None) -> Length:
+    """Return the length of the training, or one epoch or `USUAL_STEPS` if it is unknown."""
+    d = diagnosis
     if max_steps is not None:
         return Length(steps=max_steps, of="training", words="as given")
-    if epochs is not None:
-        stated = StatedLength(epochs, None, "as given")
-    if stated is not None and stated.steps is not None:
-        return Length(steps=stated.steps, of="training", words=stated.words)
-    each = diagnosis.steps_per_epoch
-    if each is None:
+    if d.job_steps is not None:
+        steps, words = max(1, round(d.job_steps)), d.job_by or "as given"
+        return Length(steps=steps, of="training", epochs=d.epochs, words=words)
+    if d.steps_per_epoch is None:
         return Length(steps=USUAL_STEPS, of="steps")
-    if stated is None or stated.epochs is None:
-        return Length(steps=max(1, round(each)), of="epoch", epochs=1.0)
-    steps = max(1, round(stated.epochs * each))
-    return Length(steps=steps, of="training", epochs=stated.epochs, words=stated.words)
+    return Length(steps=max(1, round(d.steps_per_epoch)), of="epoch", epochs=1.0)
 
 
 def elsewhere(

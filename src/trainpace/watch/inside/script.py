@@ -10,16 +10,20 @@ counts as collecting experience.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
+import linecache
+import math
+import operator
 import os
 import re
 import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice, takewhile
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -262,44 +266,245 @@ _OWN = ("torch", "trainpace")
 """Packages whose own variables say nothing about the script."""
 MOST_FRAMES = 100
 MOST_DEEP = 12
+ENDING_EXPERIENCE = frozenset(("total_timesteps", "total_frames", "total_env_steps"))
+EXPERIENCE = frozenset(("num_timesteps", "global_step", "collected_frames", "env_steps"))
+"""Names of the experience collected so far, in stable-baselines3, cleanrl and torchrl.
+
+Names in `ENDING_EXPERIENCE` are the length of the training in the same units. The first updates
+show how many of them an update takes.
+"""
+LONGEST_LOOP = 10**8
+"""Loops with more iterations are treated as endless."""
+EVERY_STEP, LATER_EVERY = 100, 16
+"""The position is read after each of the first steps, and later once in `LATER_EVERY` steps."""
+ENOUGH_MOVES = 8
+"""Number of positions that determine how many steps an iteration makes."""
 
 
 def note_length(recorder: Recorder) -> None:
-    """Log the length of the training from the variables of the calling functions.
+    """Log the length of the training from the variables and loops of the calling functions.
 
     The variables are read once, while the first step ends. They belong to the functions on the
     stack, from the training loop outwards. Contents of objects are read too, such as the arguments
     of argparse. Steps count only under names that end a training (`max_steps`, not `steps`). Steps
-    are preferred to epochs.
+    are preferred to epochs. Without such names, the length comes from loops over a range.
     """
-    found: dict[str, StatedLength] = {}
-    for name, value, place in _variables(sys._getframe(1)):
+    frame, found = sys._getframe(1), dict[str, StatedLength]()
+    for name, value, place in _variables(frame):
         if type(value) in (int, float) and 0 < value <= LARGEST_LENGTH:
-            words = f"{name} = {value:,.15g} in {place}"
-            key = name.lstrip("_").lower()
-            found = _named_length(key, value, words, ENDING_STEPS) | found
+            words = _in_words(name, value, place)
+            found = _named_length(_key(name), value, words, ENDING_STEPS) | found
     if found:
         recorder.log.note(stated=found.get("steps") or found["epochs"])
+    read = _in_loops if _experience(frame) is None else _experience
+    if read is _experience or not found:
+        pace = _Pace(recorder, read)
+        pace.look(0, frame)
+        recorder.after_step.append(pace.at_step)
+
+
+def _key(name: str) -> str:
+    return name.lstrip("_").lower()
+
+
+def _in_words(name: str, value: float, place: str) -> str:
+    return f"{name.lstrip('_')} = {value:,.15g} in {place}"
+
+
+class _Position(NamedTuple):
+    """Position of the training in its loops, or in the experience that it collects.
+
+    Attributes:
+        unit: "step" if an iteration usually makes one step, "epoch" if it contains a loop of
+            unknown length, or "experience".
+        words: Where the script gives the total.
+    """
+
+    done: int
+    total: int
+    unit: str
+    words: str
+
+
+class _Pace:
+    """Logs the length of the training by the number of steps between two positions."""
+
+    def __init__(self, recorder: Recorder, read: Callable[[FrameType], _Position | None]) -> None:
+        self._recorder, self._read = recorder, read
+        self._moves: list[tuple[int, int]] = []
+        """Step and position, for each new position."""
+
+    def at_step(self, step: Step) -> None:
+        """Read the position after some of the steps, until the pace is known."""
+        if step.number >= EVERY_STEP and step.number % LATER_EVERY:
+            return
+        if not self.look(step.number, sys._getframe(1)) or len(self._moves) >= ENOUGH_MOVES:
+            self._recorder.after_step.remove(self.at_step)
+
+    def look(self, number: int, frame: FrameType) -> bool:
+        """Read the position after a step and log the length. False if there is no position."""
+        found, moves = self._read(frame), self._moves
+        if found is None:
+            return False
+        if not moves or found.done != moves[-1][1]:
+            moves.append((number, found.done))
+            steps = self._steps(found)
+            epochs = float(found.total) if found.unit == "epoch" else None
+            if steps or epochs:
+                self._recorder.log.note(stated=StatedLength(epochs, steps, found.words))
+        return True
+
+    def _steps(self, found: _Position) -> int | None:
+        (began, first), (ended, last) = self._moves[0], self._moves[-1]
+        if last > first:
+            return began + math.ceil((found.total - first) * (ended - began) / (last - first))
+        return found.total if found.unit == "step" else None
+
+
+def _experience(frame: FrameType) -> _Position | None:
+    """Return the position in the experience that reinforcement learning collects, or None."""
+    done: int | None = None
+    total, words = 0, ""
+    for name, value, place in _variables(frame):
+        key = _key(name)
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST_LENGTH:
+            continue
+        if key in EXPERIENCE and done is None:
+            done = int(value)
+        if key in ENDING_EXPERIENCE and not total:
+            total, words = int(value), _in_words(name, value, place)
+        if done is not None and total:
+            return _Position(done, total, "experience", words)
+    return None
+
+
+def _in_loops(frame: FrameType) -> _Position | None:
+    """Return the position in the script's loops over ranges, or None without such loops.
+
+    The outermost loops count, as far as they run over ranges.
+    """
+    ranges: list[tuple[range, Any, str]] = []
+    unit = "step"
+    for at in _of_script(frame):
+        for loop in _loops_around(at):
+            over = _range(loop, at)
+            if over is None:
+                ranges, unit = [], "epoch"
+            else:
+                place = f"{os.path.basename(at.f_code.co_filename)}:{loop.lineno}"
+                ranges.append((*over, f"{ast.unparse(loop.iter)} in {place}"))
+    done, total = 0, 1
+    for over_range, value, _ in ranges:
+        done += total * over_range.index(value) if value in over_range else 0
+        total *= len(over_range)
+    if not ranges or not 0 < total <= LONGEST_LOOP:
+        return None
+    return _Position(done, total, unit, ", ".join(words for *_, words in reversed(ranges)))
+
+
+def _of_script(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the calling functions that belong to the script, innermost first."""
+    for at in islice(frames_from(frame), MOST_FRAMES):
+        if not _is_own(at) and not is_installed(at.f_code.co_filename):
+            yield at
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN
+
+
+def _loops_around(frame: FrameType) -> Iterator[ast.For | ast.While]:
+    """Yield the loops of a function around its current line, innermost first."""
+    line = frame.f_lineno
+    for loop in reversed(_loops_of(frame.f_code.co_filename)):
+        is_in_function = loop.lineno >= frame.f_code.co_firstlineno
+        if is_in_function and loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or 0):
+            yield loop
+
+
+@functools.lru_cache(maxsize=64)
+def _loops_of(file: str) -> tuple[ast.For | ast.While, ...]:
+    """Return the loops of a source file, outer ones before inner ones."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+
+
+def _range(loop: ast.For | ast.While, frame: FrameType) -> tuple[range, Any] | None:
+    """Return the range of a loop and the current value of its variable, or None."""
+    if isinstance(loop, ast.While):
+        return None
+    over = _value(loop.iter, frame)
+    if type(over) is not range:
+        over = _contents(over).get("iterable")  # of tqdm
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    return (over, _value(target, frame)) if type(over) is range else None
+
+
+_ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+_CALLS: dict[str, Callable[..., Any]] = {"range": range, "trange": range, "int": int}
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Evaluate an expression without running code of the script. None if that is impossible."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+        case ast.Attribute():
+            return _contents(_value(node.value, frame)).get(node.attr)
+        case ast.Subscript(slice=ast.Constant()):
+            return _contents(_value(node.value, frame)).get(node.slice.value)
+        case ast.BinOp():
+            both = [_value(node.left, frame), _value(node.right, frame)]
+            return _ARITHMETIC[type(node.op)](*both) if _are_numbers(both) else None
+        case ast.Call():
+            return _called(node, frame)
+    return None
+
+
+def _called(node: ast.Call, frame: FrameType) -> Any:
+    """Return the value of `range(...)` or `int(...)`, or the range in `tqdm(...)` and the like."""
+    values = [_value(argument, frame) for argument in node.args]
+    make = _CALLS.get(ast.unparse(node.func).rpartition(".")[2])
+    if make is not None:
+        return make(*values) if _are_numbers(values) else None
+    return next((value for value in values if type(value) is range), None)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return bool(values) and all(type(value) in (int, float) for value in values)
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, value, file) of variables and of objects' contents, innermost function first."""
+    """Yield (name, value, file) of variables and of objects' contents, innermost function first.
+
+    For a variable of a library, `file` is the script's file that called the library.
+    """
     modules = []
     for at in islice(frames_from(frame), MOST_FRAMES):
-        if str(at.f_globals.get("__name__")).partition(".")[0] not in _OWN:
-            yield from _of(at.f_locals, at)
+        if not _is_own(at):
+            place = os.path.basename(next(_of_script(at), at).f_code.co_filename)
+            yield from _of(at.f_locals, place)
             if not is_installed(at.f_code.co_filename) and at.f_globals is not at.f_locals:
-                modules.append(at)
-    for each in modules:
-        yield from _of(each.f_globals, each)
+                modules.append((at.f_globals, place))
+    for variables, place in modules:
+        yield from _of(variables, place)
 
 
-def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, value, file) of variables and of their objects' contents.
-
-    Values are read by type and past `__getattribute__`, so that no code of the script runs.
-    """
-    place, values = os.path.basename(frame.f_code.co_filename), list(variables.items())
+def _of(variables: dict[str, Any], place: str) -> Iterator[tuple[str, Any, str]]:
+    """Yield (name, value, file) of variables and of their objects' contents."""
+    values = list(variables.items())
     for name, value in values:
         if issubclass(type(value), int | float):
             yield name, value, place
@@ -307,15 +512,24 @@ def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any,
         kind = type(value)
         if issubclass(kind, ModuleType | type) or str(kind.__module__).partition(".")[0] in _OWN:
             continue
-        try:
-            inner = value if issubclass(kind, dict) else object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            continue
-        yield from _named(inner, place)
+        yield from _named(_contents(value), place)
+
+
+def _contents(value: Any) -> Mapping[Any, Any]:
+    """Return the contents of a dict or the attributes of an object.
+
+    Attributes are read past `__getattribute__`, so that no code of the script runs.
+    """
+    if issubclass(type(value), dict):
+        return value  # type: ignore[no-any-return]
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
 
 
 def _named(
-    inner: dict[Any, Any], place: str, deep: int = MOST_DEEP
+    inner: Mapping[Any, Any], place: str, deep: int = MOST_DEEP
 ) -> Iterator[tuple[str, Any, str]]:
     """Yield the named contents of an object. OmegaConf keeps values in objects of its own."""
     for name, each in list(inner.items()):
@@ -327,10 +541,6 @@ def _named(
         yield name, held.get("_val", each), place
         if deep and type(held.get("_content")) is dict:
             yield from _named(held["_content"], place, deep - 1)
-
-
-_TORCH = "torch"
-"""Package whose functions hold no environment."""
 
 
 class Environments:
@@ -347,7 +557,7 @@ class Environments:
         frames = [
             frame
             for frame in islice(frames_from(sys._getframe(1)), MOST_FRAMES)
-            if str(frame.f_globals.get("__name__")).partition(".")[0] not in (_TORCH, "trainpace")
+            if not _is_own(frame)
         ]
         key = tuple(id(frame.f_code) for frame in frames)
         if key not in self._collects:
