@@ -126,7 +126,8 @@ class Generation(Record):
 class LinkConstants(Record):
     """Constants of links, fitted by fitting/links.py.
 
-    The collectives are of eight GPU models with NVLink. The fit has 1,632 rows and a median error of 7%. Fields that end in `_us` are in microseconds.
+    The collectives are of eight GPU models with NVLink. The fit has 1,632
+    rows and a median error of 7%. Fields that end in `_us` are in microseconds.
 
     Attributes:
         generations: Constants of NVLink by generation. Other generations get the mean.

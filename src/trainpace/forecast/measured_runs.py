@@ -6,7 +6,8 @@ Unknown columns are ignored.
 
 Missing values get the usual value for the software of the run. For example, torch before 2.0
 (before 2.1.1 for models of transformers) had no fused attention, and its optimizers launched
-kernels for one tensor at a time. "fp32" means fp32 also on Ampere and newer; runs in TF32 must say tf32.
+kernels for one tensor at a time. "fp32" means fp32 also on Ampere and newer. Runs in TF32 must say
+tf32.
 """
 
 import csv

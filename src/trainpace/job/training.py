@@ -249,8 +249,8 @@ class JobConditions(Record):
     - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
     - Data: each sample reads `sample_bytes` from storage, and one vCPU prepares `samples_per_cpu_s`
       (0: preparing takes no time). With `loads_beside`, loading overlaps with the steps.
-      Otherwise it happens between them. `data_gb` are copied to the servers at `download_gb_per_s` before
-      training.
+      Otherwise it happens between them. `data_gb` are copied to the servers at
+      `download_gb_per_s` before training.
     - `repeats`: number of models, folds or seeds that are trained one after another.
     - Money: `price_usd_per_device_hour`, electricity of the devices, and `egress_usd` from another
       cloud.
