@@ -39,6 +39,8 @@ PREDICTED: dict[str, str | tuple[str, float]] = {
     "slow_decode": "prepare samples",
     "slow_augment": "prepare samples",
     "slow_collate": "prepare samples",
+    "lists_in_samples": "arrays instead",
+    "many_threads": "per process instead of",
     "hf_tokenise": "prepare samples",
     "busy_workers": "prepare samples",
     "accelerate_compressed": "prepare samples",

@@ -1,5 +1,6 @@
 """Advice on loader settings from a measured loader, including "change nothing"."""
 
+import pytest
 from msgspec.structs import replace
 
 from trainpace.core.records import from_json, to_json
@@ -12,8 +13,9 @@ from trainpace.measure.loader import (
     advise,
     batch_ms,
 )
-from trainpace.report.measurement import loader_json, next_step
+from trainpace.report.measurement import loader_json, loader_sections, next_step
 from trainpace.report.measurement import loader_verdict as verdict
+from trainpace.report.sections import Next
 
 COST = LoaderCost(
     sample_wall_ms=5, sample_cpu_ms=5, collate_ms=0, batch_size=10, send_ms=0, handover_ms=0
@@ -34,9 +36,9 @@ def point(workers, ms, startup_s=0.0):
     )
 
 
-def measurement(cost=COST, cores=4.0, given=None, startup_s=0.0, stages=()):
+def measurement(cost=COST, cores=4.0, given=None, startup_s=0.0, stages=(), target="mine.py:data"):
     return LoaderMeasurement(
-        target="mine.py:data",
+        target=target,
         dataset="Data",
         length=1000,
         batch_size=10,
@@ -147,7 +149,7 @@ def test_precompute_is_advised_if_it_saves_time():
     m = measurement(stages=stages)
     a = advise(m, compute_ms=5, compute_cores=1)
     assert (a.offline_ms, a.offline_share) == (4.0, 0.8)
-    assert "precompute, which could save up to 4 ms (80%)" in next_step(m, a)
+    assert "without Flip and what follows, which could save up to 4 ms (80%)" in next_step(m, a)
     assert "precompute" not in next_step(m, advise(m, compute_ms=500, compute_cores=1))
 
 
@@ -172,12 +174,10 @@ def test_data_bound_step_gets_advice_on_samples():
         assert "look at the compute" not in next_step(m, a)
 
 
-def test_precompute_advice_names_wrapped_dataset():
-    stages = (
-        Stage(name="Photos inside Crops", kind="dataset", wall_ms=4.0, random=False, offline=True),
-        Stage(name="the rest of __getitem__", kind="", wall_ms=0.1, random=True),
-    )
-    m = measurement(startup_s=10.0, stages=stages)
-    assert "trainpace precompute of Photos inside Crops as a dataset of its own" in next_step(
-        m, advise(m, 2, 1)
-    )
+@pytest.mark.parametrize("flips", [False, True])
+def test_precompute_is_a_next_command_for_deterministic_samples_only(tmp_path, flips):
+    load = Stage(name="load", kind="", wall_ms=4.0, random=False, offline=True)
+    flip = Stage(name="Flip", kind="transform", wall_ms=1.0, random=True)
+    m = measurement(stages=(load, *[flip] * flips), target=f"{tmp_path}/train.py:data")
+    sections = loader_sections(m, advise(m, compute_ms=5, compute_cores=1))
+    assert any(isinstance(s, Next) for s in sections) is not flips

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.host import random_states
 from trainpace.measure.loader_worker import (
     OTHER,
     REST,
@@ -25,7 +26,7 @@ from trainpace.measure.loader_worker import (
     sample_cost,
     transform_stages,
 )
-from trainpace.shards.user_dataset import same, states
+from trainpace.shards.user_dataset import same
 
 
 def burn(seconds):
@@ -64,6 +65,9 @@ class OwnGenerator:
 
     def __call__(self, x):
         return x * self.generator.random()
+
+
+AUGMENT = Compose(Burn(1), Noise())
 
 
 class Data:
@@ -155,12 +159,12 @@ def test_transform_with_own_generator_is_random():
     assert [(s.name, s.random) for s in stages] == [(REST, False), ("OwnGenerator", True)]
 
 
-def test_randomness_check_preserves_random_states():
+def test_randomness_check_preserves_random_random_states():
     torch.manual_seed(3)
-    before = states()
+    before = random_states()
     assert is_random(target_of(Data(Noise())), 0)
     assert not is_random(target_of(Data(Burn(0))), 0)
-    assert states() == before
+    assert random_states() == before
 
 
 def test_dataset_functions_are_ranked_without_transforms():
@@ -181,6 +185,66 @@ def test_dataset_functions_are_ranked_without_transforms():
     # Wall time: a busy machine shifts the shares of 8 ms sleep and 4 ms work.
     assert 2 < sum(s.wall_ms for s in stages if "burn" in s.name) < 10
     assert all(s.offline for s in stages if s.name != OTHER)
+
+
+def test_functions_before_the_first_random_number_can_run_offline():
+    def decode(i):
+        time.sleep(0.002)
+        return torch.zeros(3) + i
+
+    def augment(x):
+        x = x * random.random()
+        time.sleep(0.002)
+        return x
+
+    class Augmented(Data):
+        def __getitem__(self, i):
+            return augment(decode(i))
+
+    stages = function_stages(target_of(Augmented()), range(8), 12.0)
+    offline = {s.name: s.offline for s in stages}
+    assert offline["time.sleep in decode"]
+    assert not offline["time.sleep in augment"]
+
+
+def test_transforms_of_the_class_and_of_the_module_are_timed():
+    class OfClass(Data):
+        transform = Compose(Burn(1), Noise())
+
+        def __init__(self):
+            pass
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return self.transform(torch.full((4,), float(i)))
+
+    class OfModule(OfClass):
+        transform = None
+
+        def __getitem__(self, i):
+            return AUGMENT(torch.full((4,), float(i)))
+
+    for kind in (OfClass, OfModule):
+        stages = transform_stages(target_of(kind()), range(8))
+        assert [(s.name, s.offline) for s in stages[1:]] == [("Burn", True), ("Noise", False)]
+
+
+def test_a_transform_of_the_base_class_is_not_timed_if_overridden():
+    class Base(Data):
+        transform = Compose(Noise())
+
+    class Overridden(Base):
+        transform = Burn(0)
+
+        def __init__(self):
+            self.sleep_ms = self.burn_ms = 0
+            self.length, self.target_transform = 8, None
+
+    data = Overridden()
+    assert [s.name for s in transform_stages(target_of(data), range(8))] == [REST, "Burn"]
+    assert data.transform is Overridden.transform
 
 
 def test_raising_sample_is_named_in_error():

@@ -11,6 +11,7 @@ from trainpace.cli.program import main
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import save
 from trainpace.measure import LoaderCost
+from trainpace.verbs.plan import ALL_OFFLINE, NONE_OFFLINE
 from trainpace.verbs.traced import caveats, loader_of, recording_of
 from trainpace.watch.inside.event_log import FORWARD, Fetch
 from watch.test_recording import LOADER, MS, write
@@ -21,13 +22,16 @@ SAMPLE_MS = 50.0
 BUSY = "other programs keep all 2 cores busy (load average 9.0), so the times of this recording may be too long."
 
 
-def recorded(folder, workers=2, steps=23, busy=""):
+def recorded(folder, workers=2, steps=23, busy="", notes=()):
     """Write a recording whose loader needs 50 ms of a core for each of 16 samples."""
     folder.mkdir()
     batch_ns = int(16 * SAMPLE_MS * MS)
     fetches = [Fetch(0, 16, 0, batch_ns, batch_ns, 0)] * 6
     write(
-        folder, [("plain", {FORWARD: 10})] * steps, fetches, notes=({**LOADER, "workers": workers},)
+        folder,
+        [("plain", {FORWARD: 10})] * steps,
+        fetches,
+        notes=({**LOADER, "workers": workers}, *notes),
     )
     if busy:
         note = json.loads((folder / "command.json").read_text())
@@ -142,8 +146,21 @@ def test_precompute_removes_only_the_offline_share_of_a_sample():
     for outlook in offline(half):
         assert outlook.choice.data.ms_per_sample >= 0.47 * 60 / 2
     assert half.best.job_s > whole.best.job_s
-    assert any("done offline" in said for said in whole.assumed)
-    assert not any("done offline" in said for said in half.assumed)
+    assert ALL_OFFLINE in whole.cautions
+    assert ALL_OFFLINE not in half.cautions
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_random_samples_of_a_recording_are_not_precomputed(tmp_path, is_random):
+    folder = tmp_path / "rec"
+    recorded(folder, notes=({"random_samples": is_random}, {"random_samples": False}))
+    asked = {"gpu": "A100", "watched": str(folder), **JOB, **QUIET}
+    plan = trainpace.plan(workload(), **asked)
+    assert bool(offline(plan)) is not is_random
+    assert (NONE_OFFLINE in plan.assumed) is is_random
+    assert (ALL_OFFLINE in plan.cautions) is not is_random
+    if is_random:
+        assert offline(trainpace.plan(workload(), offline_share=0.9, **asked))
 
 
 def test_zero_offline_share_allows_no_precompute():

@@ -1,11 +1,14 @@
 """Epochs that end before their loader does, lists in samples, and the rhythm of rare events."""
 
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from trainpace.watch.inside.event_log import PARTS, Step
-from trainpace.watch.inside.loaders import Epochs, _note_lists
+from trainpace.watch.inside.loaders import Epochs, _Collate
 from trainpace.watch.ranks import per_step
 
 
@@ -55,11 +58,28 @@ def test_an_evaluation_left_early_and_single_batches_make_no_epoch():
     assert recorder.notes == []
 
 
+def facts(samples, draws=lambda: None, collate=len):
+    """Return (samples draw random numbers, numbers in long lists), as the first fetch logs them."""
+    recorder, timed = Recorder(), _Collate(collate, examines=True)
+    recorder.log.fetch = lambda fetch: None
+    draws()
+    timed(samples)
+    for _ in range(2):
+        timed.log_fetch(recorder.log, None)
+    (note,) = recorder.notes
+    return note["random_samples"], note["listed_numbers"]
+
+
+def test_samples_are_random_if_making_them_draws_a_random_number():
+    assert facts([1.0], lambda: torch.rand(1)) == (True, 0)
+    assert facts([1.0], random.random) == (True, 0)
+    assert facts([1.0], np.random.rand) == (True, 0)
+    assert facts([1.0], collate=lambda samples: random.random()) == (False, 0)
+
+
 def test_long_lists_of_numbers_in_a_sample_are_counted():
-    recorder = Recorder()
-    _note_lists(recorder, [{"values": [0.5] * 2000, "label": 1, "words": ["a"] * 2000}])
-    _note_lists(recorder, [([1, 2, 3], 4)])
-    assert recorder.notes == [{"listed_numbers": 2000}]
+    assert facts([{"values": [0.5] * 2000, "label": 1, "words": ["a"] * 2000}]) == (False, 2000)
+    assert facts([([1, 2, 3], 4)]) == (False, 0)
 
 
 def steps(count):

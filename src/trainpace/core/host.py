@@ -6,10 +6,11 @@ of the standard library that load quickly.
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 UserFolder = Literal["data", "config", "cache"]
 
@@ -20,6 +21,30 @@ _XDG_DEFAULTS: dict[UserFolder, str] = {
     "cache": ".cache",
 }
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+# ---- random generators
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the global random generators by the name of their imported library.
+
+    Two results are equal if no random number was drawn in between.
+    """
+    states: dict[str, Any] = {}
+    if python := sys.modules.get("random"):
+        states["Python"] = python.getstate()
+    if numpy := sys.modules.get("numpy"):
+        of_numpy = numpy.random.get_state()
+        states["numpy"] = of_numpy[1].tobytes(), *of_numpy[2:]
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def drawn_from(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the libraries whose generators were used between two results of `random_states`."""
+    return [name for name, state in after.items() if before.get(name, state) != state]
 
 
 # ---- cores

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, default_collate
 
 from trainpace.core.errors import TrainpaceError, UserCodeError, message_of
-from trainpace.core.host import thread_times
+from trainpace.core.host import random_states, thread_times
 from trainpace.core.records import to_json
 from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.core.worker import explain, is_users, serve
@@ -77,6 +77,8 @@ SENT_S = 0.1
 REST = "the rest of __getitem__"
 TRIALS = 6
 WATCHED = 6
+CHECKS_S = 1.0
+"""Time limit in seconds for comparing random states within one sample."""
 LEAST_SHARE = 0.01
 MOST = 12
 OTHER = "everything else"
@@ -629,6 +631,8 @@ def transform_stages(
         clock.watching = False
         for timed in clock.ran:
             timed.wall_ms = timed.cpu_ms = 0.0
+        if not clock.ran:
+            return ()
         wall_ms, cpu_ms = _clocked(lambda: target.read([*indices] * passes))
     samples, any_random = passes * len(indices), any(t.random for t in clock.ran)
     rest_random = any(watched) or (not any_random and is_random(target, indices[0]))
@@ -707,21 +711,21 @@ class _Timed:
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the transform, and test it for randomness: other seeds, copies of the input."""
         clock = self._clock
-        before = user_dataset.states()
+        before = random_states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
         if not self.random:
             self.random = user_dataset.gives_two_results(self._transform, args, kwargs, TRIALS)
         out = self._transform(*args, **kwargs)
-        clock.last_state = user_dataset.states()
+        clock.last_state = random_states()
         self.random |= before != clock.last_state
         return out
 
 
 def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
     """Return True if ``__getitem__`` draws a random number outside all transforms."""
-    clock.last_state, clock.drew_outside = user_dataset.states(), False
+    clock.last_state, clock.drew_outside = random_states(), False
     target.sample(index)
-    return bool(clock.drew_outside or user_dataset.states() != clock.last_state)
+    return bool(clock.drew_outside or random_states() != clock.last_state)
 
 
 def function_stages(
@@ -734,7 +738,8 @@ def function_stages(
     counts twice. The profiler's shares are applied to `wall_ms`, the time of a sample without the
     profiler.
 
-    If `random` is True, the sample depends on random numbers. Single functions are not tested.
+    If `random` is True, the sample depends on random numbers. Then a function can run offline if it
+    ends before the first random number, such as decoding before an augmentation.
     """
     profiler = cProfile.Profile()
     with one_thread(), profiler:
@@ -745,11 +750,52 @@ def function_stages(
     rest = total - sum(s for _, s in shown)
     if rest > LEAST_SHARE * total:
         shown.append((OTHER, rest))
+    fixed = _before_random(target, indices[:WATCHED]) if random else {name for name, _ in shown}
     return tuple(
-        Stage(name=name, kind="function", wall_ms=wall_ms * s / total, offline=not random)
+        Stage(name=name, kind="function", wall_ms=wall_ms * s / total, offline=name in fixed)
         for name, s in shown
         if total
     )
+
+
+def _before_random(target: LoaderTarget, indices: Sequence[int]) -> set[str]:
+    """Return the functions that end before a sample draws its first random number.
+
+    It is empty if a sample draws nothing, because a generator of its own may act at any time.
+    """
+    whole, before = Counter[str](), Counter[str]()
+    for index in indices:
+        clock = _UntilRandom()
+        profilers = cProfile.Profile(), cProfile.Profile(clock)
+        for seconds, profiler in zip((whole, before), profilers, strict=True):
+            clock.states = random_states()
+            with one_thread(), profiler:
+                target.sample(index)
+            seconds.update(_seconds_by_function(profiler))
+        if clock.stopped is None:
+            return set()
+    return {name for name, s in whole.items() if before[name] > s / 2}
+
+
+class _UntilRandom:
+    """Clock in seconds that stops when a global random generator is used.
+
+    It does not count the time of its own checks, and stops when they take long.
+    """
+
+    def __init__(self) -> None:
+        self.states: Any = None
+        self.stopped: float | None = None
+        self._checking_s = 0.0
+
+    def __call__(self) -> float:
+        if self.stopped is not None:
+            return self.stopped
+        now = time.perf_counter() - self._checking_s
+        if random_states() != self.states or self._checking_s > CHECKS_S:
+            self.stopped = now
+        self._checking_s = time.perf_counter() - now
+        return now
 
 
 def _seconds_by_function(profiler: cProfile.Profile) -> Counter[str]:

@@ -25,7 +25,6 @@ from trainpace.report.phrases import (
     duration,
     given,
     interval,
-    listed,
     noise_scale,
     number,
     percent,
@@ -424,8 +423,7 @@ def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
     yield tabulate(m.stages, stages)
     yield Notes([_sample_in_words(m), *_variants_in_words(m)])
     advice = next_step(m, a)
-    whole = not any(s.kind == "dataset" for s in m.stages)
-    if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and whole:
+    if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and _is_fixed(m):
         yield say(f"To change: {advice.removeprefix('Next: ')}")
         estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
         yield Next(estimate, "what that costs and saves, estimated from some samples")
@@ -504,13 +502,18 @@ def _worker_changes(a: LoaderAdvice) -> list[str]:
     return changes
 
 
+def _is_fixed(m: LoaderMeasurement) -> bool:
+    """Return True if samples are the same in every epoch, as `trainpace precompute` requires."""
+    return all(s.offline for s in m.stages)
+
+
 def _sample_changes(m: LoaderMeasurement, a: LoaderAdvice, others: bool) -> list[str]:
     """Return ways to load a sample faster. `others` is True if other changes come first."""
     if a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
-        inner = listed(s.name for s in m.stages if s.offline and s.kind == "dataset")
-        of_what = given(inner, " of {} as a dataset of its own") + ","
+        part = next((f"{s.name} and what follows" for s in m.stages if s.random), "its random part")
+        of_what = "" if _is_fixed(m) else f" of the dataset without {part}"
         return [
-            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
+            f"trainpace precompute{of_what}, which could save up to {number(a.offline_ms)} ms"
             f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
         ]
     if not m.stages or (a.limit != "cores" and others):
@@ -569,7 +572,7 @@ def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
 
 
 def _stage_name(s: Stage) -> str:
-    plain = ("", "dataset", "function", "transform", "transforms")
+    plain = ("", "function", "transform", "transforms")
     return s.name if s.kind in plain else f"{s.name} ({s.kind})"
 
 
@@ -578,7 +581,7 @@ def _offline(s: Stage) -> str:
         return "yes"
     if s.random:
         return "no: random"
-    return "no: the sample is random" if s.kind == "function" else "no: after a random one"
+    return "no: random, or after it" if s.kind == "function" else "no: after a random one"
 
 
 def _sample_in_words(m: LoaderMeasurement) -> str:

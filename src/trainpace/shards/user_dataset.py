@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import drawn_from, random_states
 from trainpace.core.worker import is_users, load_name
 from trainpace.shards import opened_files
 from trainpace.shards.files import (
@@ -273,29 +274,9 @@ def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
     """
     with restored():
         seed(value)
-        before = states()
+        before = random_states()
         result = work()
-        return result, moved(before, states())
-
-
-def states() -> dict[str, Any]:
-    """Return the states of the global random generators by name.
-
-    Two results are equal if no random number was drawn in between.
-    """
-    of_numpy: Any = np.random.get_state()
-    generators = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
-    torch = sys.modules.get("torch")
-    return (
-        generators
-        if torch is None
-        else {**generators, "torch": torch.get_rng_state().numpy().tobytes()}
-    )
-
-
-def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the generators that were used between two results of `states`."""
-    return [name for name, state in after.items() if before.get(name, state) != state]
+        return result, drawn_from(before, random_states())
 
 
 @contextlib.contextmanager
@@ -430,16 +411,35 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
     if id(holder) in seen or depth == 0:
         return
     seen.add(id(holder))
-    attributes = dict(getattr(holder, "__dict__", {}))
-    modules = attributes.get("_modules")
-    for name, value in [*attributes.items(), *(modules.items() if modules else ())]:
+    for container, name, value in _values_in_reach(holder):
         inside = f"{path}{name}"
         if name in _NAMES or _is_composed(value):
+            is_item = isinstance(container, dict)
             yield from _innermost(
-                Place(holder, name, False, name, f"in {inside}", value, path), inside, seen
+                Place(container, name, is_item, name, f"in {inside}", value, path), inside, seen
             )
     for held in held_datasets(holder):
         yield from _within(held.transform, f"{path}{held.position}.", depth - 1, seen)
+
+
+def _values_in_reach(dataset: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (container, name, value) of what a sample may use.
+
+    These are the attributes of the dataset, those of its class, and the globals that `__getitem__`
+    reads. Functions of the class are methods, which may call other transforms, so they do not
+    count.
+    """
+    own = dict(getattr(dataset, "__dict__", {}))
+    inherited = {name: v for kind in type(dataset).__mro__[::-1] for name, v in vars(kind).items()}
+    inherited = {name: v for name, v in inherited.items() if not hasattr(type(v), "__get__")}
+    for name, value in [*(inherited | own).items(), *(own.get("_modules") or {}).items()]:
+        yield dataset, name, value
+    code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+    if code is not None and is_users(code.co_filename):
+        variables = type(dataset).__getitem__.__globals__
+        for name in {*code.co_names} & variables.keys():
+            if _is_composed(variables[name]):
+                yield variables, name, variables[name]
 
 
 def held_datasets(dataset: Any) -> Iterator[Place]:

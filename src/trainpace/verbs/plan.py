@@ -79,7 +79,14 @@ if TYPE_CHECKING:
     from trainpace.watch import Rank, Recording
 
 MOST_SAMPLES = 1e12
-ALL_OFFLINE = "all of a sample's preparation can be done offline (--offline-share, or --loader)"
+ALL_OFFLINE = (
+    "this assumes that a sample's whole preparation gives the same in every epoch; trainpace loader"
+    " checks that (--offline-share, or --loader)"
+)
+NONE_OFFLINE = (
+    "no part of a sample's preparation can be done offline, because it draws random numbers"
+    " (--offline-share, or --loader)"
+)
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search covers itself, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
@@ -291,9 +298,9 @@ def run(
         plan=replace(
             plan,
             model=r.model_name,
-            assumed=(*plan.assumed, *_assumed(r, problem, len(paths), runs.words)),
+            assumed=(*plan.assumed, *_assumed(r, present, problem, runs.words)),
             corrected=corrected,
-            cautions=(*plan.cautions, *recorded),
+            cautions=(*plan.cautions, *_offline_caution(r, plan), *recorded),
             in_code=is_in_code(r, present, new, workload),
         ),
         setting=problem,
@@ -302,9 +309,15 @@ def run(
     )
 
 
-def _assumed(r: PlanRequest, problem: Problem, data_paths: int, software: str) -> Iterator[str]:
-    if data_paths > 1 and r.offline_share is None and r.loader is None:
+def _offline_caution(r: PlanRequest, plan: Plan) -> Iterator[str]:
+    is_known = r.offline_share is not None or r.loader is not None
+    if plan.best is not None and plan.best.choice.data.precomputed and not is_known:
         yield ALL_OFFLINE
+
+
+def _assumed(r: PlanRequest, present: Present, problem: Problem, software: str) -> Iterator[str]:
+    if r.loader is None and _offline_share(r, present.rank) != r.offline_share:
+        yield NONE_OFFLINE
     if problem.software != TODAY or ", " in software:
         yield software
 
@@ -555,7 +568,7 @@ def loader_paths(
     now = present.pick("dataloader_workers", r.workers, recorded)
     cost, share, cores = _loader_cost(r, rank, start.micro_batch)
     if cost is None or now is None or cores is None:
-        if any(given is not None for given in (cost, share, r.workers, r.cores)):
+        if any(given is not None for given in (cost, r.offline_share, r.workers, r.cores)):
             raise Misuse(
                 "The loader needs the number of its `workers` now, its `cores` per node, and"
                 " `sample_ms`, `loader`, or a recording with a loader."
@@ -576,6 +589,12 @@ def loader_paths(
     return data_paths(now, ms_per_sample, fewest_workers, collate_ms, share)
 
 
+def _offline_share(request: PlanRequest, rank: Rank | None) -> float | None:
+    """Return the share of the preparation that can be offline: none of it for random samples."""
+    is_random = rank is not None and rank.random_samples
+    return 0.0 if is_random and request.offline_share is None else request.offline_share
+
+
 def _loader_cost(
     request: PlanRequest, rank: Rank | None, batch: int
 ) -> tuple[LoaderCost | None, float | None, int | None]:
@@ -588,11 +607,12 @@ def _loader_cost(
         cost, share, measured_cores = loader_file(r.loader)
         return cost, share, r.cores or measured_cores
     cores = r.cores or (None if rank is None else rank.cpus)
+    share = _offline_share(r, rank)
     if r.sample_ms is not None:
         ms = r.sample_ms
         given = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
-        return given, r.offline_share, cores
-    return None if rank is None else loader_cost(rank), r.offline_share, cores
+        return given, share, cores
+    return None if rank is None else loader_cost(rank), share, cores
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import dropwhile, groupby, pairwise
+from itertools import chain, dropwhile, groupby, pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -197,6 +197,8 @@ class Rank(Record):
         epoch_steps: Mean steps of the epochs that ended before their loader did, or 0.
         epoch_batches: Batches of an epoch according to Lightning's Trainer, or 0.
         threads_by: Line of the script that set the number of threads, or empty.
+        random_samples: Making a sample draws from a global random generator, so parts of it differ
+            in every epoch. None if not recorded.
         listed_numbers: Numbers that a sample holds in Python lists, or 0 for few.
         tokens: Three counts over the inputs of the first steps: tokens, tokens with each sample
             padded to the longest of its batch, and all positions. 0 without a mask.
@@ -268,6 +270,7 @@ class Rank(Record):
     epoch_steps: float = 0.0
     epoch_batches: int = 0
     threads_by: str = ""
+    random_samples: bool | None = None
     listed_numbers: int = 0
     page_faults: float = 0.0
     page_fault_ns: float = 0.0
@@ -326,17 +329,17 @@ class _Steps(NamedTuple):
 
 
 def rank_of(
-    header: dict[str, Any], records: Sequence[Any], by_worker: Sequence[Sequence[Fetch]]
+    header: dict[str, Any], records: Sequence[Any], workers: Sequence[Sequence[Any]]
 ) -> Rank:
     """Summarize a training process with at least two steps.
 
     Args:
         header: Header of its event log.
         records: Records of its event log.
-        by_worker: Fetches of each of its DataLoader workers.
+        workers: Records of the event log of each of its DataLoader workers.
     """
-    every = [r for r in records if isinstance(r, Step)]
-    notes = Notes(records)
+    every, by_worker = [r for r in records if isinstance(r, Step)], list(map(_fetches, workers))
+    notes = Notes([*chain.from_iterable(workers), *records])
     logged = _logged(header, notes)
     counted = Counted(notes.by_step("counted"), every)
     unusual = _unusual(every, notes, counted)
@@ -347,7 +350,7 @@ def rank_of(
     loader, in_epoch = training_loader(notes, every[1:]), _in_epoch(logged)
     steps = _Steps(every, steady, rare, loader, in_epoch)
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
-    usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
+    usual = _usual(by_worker if in_workers else [_fetches(records)])
     outside = counted.outside(steady)
     return Rank(
         **{name: value for name, value in logged.items() if name in Rank.__struct_fields__},
@@ -364,6 +367,10 @@ def rank_of(
     )
 
 
+def _fetches(records: Sequence[Any]) -> list[Fetch]:
+    return [r for r in records if isinstance(r, Fetch)]
+
+
 def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Return the header and the last note of each name, as fields of `Rank`."""
     logged: dict[str, Any] = {"torch": "", "threads": 1, **header}
@@ -377,6 +384,9 @@ def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
     logged["slow_operators"] = tuple(map(tuple, logged.get("slow_operators", ())))
     if lengths := notes.values("epoch_steps"):
         logged["epoch_steps"] = fmean(lengths)
+    # The training's loader is one of several, and an evaluation seldom augments.
+    for name in ("random_samples", "listed_numbers"):
+        logged[name] = max(notes.values(name), default=None if name == "random_samples" else 0)
     logged["tokens"] = tuple(logged.get("tokens", (0, 0, 0)))
     return logged
 

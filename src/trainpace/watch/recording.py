@@ -12,7 +12,7 @@ from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.event_logs import ProcessLog, fetches_of, process_logs, readable, records_of
+from trainpace.watch.event_logs import ProcessLog, process_logs, readable, records_of
 from trainpace.watch.inside.event_log import DATA, FORWARD, Span, Step
 from trainpace.watch.ranks import Rank, rank_of
 from trainpace.watch.stragglers import Together, link_rates, rank_steps, together
@@ -118,7 +118,7 @@ def _trains(records: Sequence[Any]) -> bool:
 
 def _rank(log: ProcessLog, records: Sequence[Any]) -> Rank:
     with readable(log.path):
-        workers = [list(fetches_of(path)) for path, _ in log.workers]
+        workers = [list(records_of(path)) for path, _ in log.workers]
         return _undamaged(rank_of(log.header, records, workers))
 
 

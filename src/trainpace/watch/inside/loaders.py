@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import trainpace.measure as accelerator
+from trainpace.core.host import drawn_from, random_states
 from trainpace.watch.inside.event_log import DATA, LOADER_START, EventLogWriter, Fetch, Step, unused
 from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 
@@ -175,34 +176,21 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
         worker = data.get_worker_info() if data is not None else None
         if worker is None and get_ident() != recorder.thread:
             return fetch(self, indices)
-        collating = self.__dict__.get("_trainpace_collating")
-        if collating is None:
-            collating = self._trainpace_collating = [0]
-            collate = self.collate_fn
-
-            def timed_collate(batch: Any) -> Any:
-                begin = now_ns()
-                try:
-                    return collate(batch)
-                finally:
-                    collating[0] += now_ns() - begin
-                    if worker is None and not recorder.steps:
-                        _note_lists(recorder, batch)
-
-            self.collate_fn = timed_collate
-        collating[0] = 0
+        if type(self.collate_fn) is not _Collate:
+            self.collate_fn = _Collate(self.collate_fn, examines=not recorder.steps)
+        collate, collate.ns = self.collate_fn, 0
         start, cpu = now_ns(), time.thread_time_ns()
         batch = fetch(self, indices)  # Raises StopIteration at the end of a stream.
         end, cpu = now_ns(), time.thread_time_ns() - cpu
         samples, number = _fetched(self, indices, batch), -1 if worker is None else worker.id
-        record = Fetch(number, samples, start, end, cpu, collating[0])
+        record = Fetch(number, samples, start, end, cpu, collate.ns)
         if worker is not None:
             with contextlib.suppress(Exception):  # For example, no file descriptor is left.
                 log = logs.get(os.getpid()) or _worker_log(logs, folder, worker.id)
-                log.fetch(record)
+                collate.log_fetch(log, record)
                 log.flush()
         else:
-            recorder.log.fetch(record)
+            collate.log_fetch(recorder.log, record)
         return batch
 
     return timed
@@ -212,13 +200,46 @@ LONG_LIST = 1000
 """Numbers in a Python list of a sample from which its conversion to a tensor takes long."""
 
 
-def _note_lists(recorder: Recorder, samples: Any) -> None:
-    """Log the numbers that the first sample holds in long Python lists."""
+class _Collate:
+    """Collate function that is timed.
+
+    If `examines` is True, the samples that are fetched next are examined.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], examines: bool) -> None:
+        self._collate = collate
+        self._before = random_states() if examines else None
+        self._facts: dict[str, Any] = {}
+        self.ns = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collate, name)
+
+    def __call__(self, samples: Any) -> Any:
+        if self._before is not None:
+            drawn = drawn_from(self._before, random_states())
+            self._facts = {"random_samples": bool(drawn), "listed_numbers": _listed(samples)}
+            self._before = None
+        begin = now_ns()
+        try:
+            return self._collate(samples)
+        finally:
+            self.ns += now_ns() - begin
+
+    def log_fetch(self, log: EventLogWriter, record: Fetch) -> None:
+        """Log a fetch, and once the facts about the first samples."""
+        if self._facts:
+            log.note(**self._facts)
+            self._facts = {}
+        log.fetch(record)
+
+
+def _listed(samples: Any) -> int:
+    """Return how many numbers the first sample holds in Python lists, or 0 for few."""
     sample = samples[0] if isinstance(samples, list) and samples else None
     lists = [part for part in _parts_of(sample) or () if type(part) is list]
     numbers = sum(len(one) for one in lists if one and type(one[0]) in (int, float))
-    if numbers >= LONG_LIST:
-        recorder.log.note(listed_numbers=numbers)
+    return numbers if numbers >= LONG_LIST else 0
 
 
 def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
