@@ -31,7 +31,13 @@ from launch import environment as engines  # noqa: E402
 from launch import in_turns, run  # noqa: E402
 from truth import Truth, read_truth, truth_of  # noqa: E402
 
-TRIALS: dict[str, object] = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
+TRIALS: dict[str, object] = {
+    "block_steps": 6,
+    "rounds": 3,
+    "warm_up_steps": 8,
+    "limit_s": 60,
+    "budget_s": 20,
+}
 PAIRS = 12
 BARE_RUNS = 2
 PREDICTED: dict[str, str | tuple[str, float]] = {

@@ -806,6 +806,23 @@ def test_collecting_experience_is_named_and_to_be_done_in_parallel():
     assert d.advice[0].title == "collect faster at train.py:17 collect"
 
 
+def workers_save_ms(r):
+    advice = diagnose(recording(r)).advice
+    return next((a.saves_ms for a in advice if "num_workers" in a.settings), 0.0)
+
+
+def test_workers_share_the_wait_for_storage_but_not_the_wait_for_cores():
+    """Making a batch takes 80 of 90 ms, of which 20 are on one of the two cores."""
+    r = rank(data=80, forward=10, loader=loader(), fetch=fetch(wall=5, cpu=1.25), cpus=2)
+    assert workers_save_ms(r) > 0.7 * 90
+    assert 0.3 * 90 < workers_save_ms(replace(r, delayed_share=0.75)) <= 0.5 * 90
+
+
+def test_two_cores_make_collated_batches_at_most_twice_as_fast():
+    r = rank(data=80, forward=10, loader=loader(), fetch=fetch(0.1, 0.1, collate=78.4), cpus=2)
+    assert 0.3 * 90 < workers_save_ms(r) <= 0.5 * 90
+
+
 def test_workers_do_not_shorten_unexplained_waits():
     """Samples account for 2 of the 10 ms of waiting."""
     r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)

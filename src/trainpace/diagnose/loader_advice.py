@@ -78,7 +78,10 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     rank, cost = ranks[0], loader_cost(ranks[0])
     assert cost is not None
     if not rank.loader or not rank.loader.workers:
-        cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
+        # Workers share the wait for storage, but not the wait for a core.
+        on_core = cost.sample_cpu_ms / max(1e-3, 1 - rank.delayed_share)
+        cpu_ms = max(cost.sample_cpu_ms, min(cost.sample_wall_ms, on_core))
+        cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS, sample_cpu_ms=cpu_ms)
     cores = _cores(ranks)
     # Threads wait for each other at the end of every operator. If there are as many threads as
     # cores, a worker therefore slows the model down on any core.
@@ -178,12 +181,7 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     cheap = cost.sample_wall_ms <= READ_BACK_MS and (rank.loader.one_by_one or not joins_longer)
     if cheap or batch <= max(LEAST_BATCH_MS, 0.05 * _compute_ms(rank, split)):
         return
-    how = (
-        "Random steps such as augmentation must stay in the training, and their time is not saved."
-        " trainpace precompute FILE.py:NAME writes everything else to shards; NAME is a function"
-        f" without arguments that returns your {rank.loader.dataset.rpartition('.')[2]} without the"
-        " random steps. Add --estimate to see the cost first."
-    )
+    how = _how_to_precompute(rank)
     remains = 0.0 if rank.loader.workers else cost.collate_ms * batches_per_step(rank)
     if joins_longer:
         remains = 0.0
@@ -201,6 +199,22 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         ceiling_ms=max(split.by_cause["data"], 0.0) + slowed,
         at_most=True,
         precompute="yes",
+    )
+
+
+def _how_to_precompute(rank: Rank) -> str:
+    random, rest, without = "", "the samples", ""
+    if rank.random_samples is not False:
+        rest, without = "everything else", " without the random steps"
+        random = (
+            "Random steps such as augmentation must stay in the training, and their time is not"
+            " saved. "
+        )
+    dataset = "" if rank.loader is None else rank.loader.dataset.rpartition(".")[2]
+    return (
+        f"{random}trainpace precompute FILE.py:NAME writes {rest} to shards; NAME is a function"
+        f" without arguments that returns your {dataset}{without}. Add --estimate to see the cost"
+        " first."
     )
 
 
