@@ -3,6 +3,7 @@
 import pytest
 
 from trainpace.report.watch import step_in_words
+from trainpace.watch import steps_per_epoch
 from watch.beside_bare import lacking, trained, use_libraries
 
 FOLDERS = (".zoo", ".engines")
@@ -181,7 +182,7 @@ class GAN(pl.LightningModule):
         self.untoggle_optimizer(second)
         self.losses += [loss.item(), judged.item()]
 model, data = GAN(), torch.utils.data.TensorDataset(torch.randn(80, 8))
-pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+pl.Trainer(max_epochs=2, limit_train_batches=10, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
            enable_model_summary=False).fit(model, torch.utils.data.DataLoader(data, batch_size=4))
 keep(model.losses)
 """,
@@ -225,6 +226,8 @@ def test_framework_script_trains_the_same_and_its_steps_are_counted(name, tmp_pa
     assert rank.parts_ms["backward"] > 0
     assert said in step_in_words(rank)
     assert bool(said) == bool(step_in_words(rank))
+    if "limit_train_batches=10" in text:
+        assert steps_per_epoch(rank) == 10
 
 
 @pytest.mark.slow

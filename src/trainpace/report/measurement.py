@@ -423,12 +423,13 @@ def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
     yield tabulate(m.stages, stages)
     yield Notes([_sample_in_words(m), *_variants_in_words(m)])
     advice = next_step(m, a)
-    if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and _is_fixed(m):
-        yield say(f"To change: {advice.removeprefix('Next: ')}")
+    if "trainpace precompute" not in advice or not ModelSpec.of(m.target).runs_code:
+        yield say(advice)
+        return
+    yield say(f"To change: {advice.removeprefix('Next: ')}")
+    if _is_fixed(m):
         estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
         yield Next(estimate, "what that costs and saves, estimated from some samples")
-    else:
-        yield say(advice)
 
 
 def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:

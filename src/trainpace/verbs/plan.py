@@ -602,12 +602,11 @@ def _loader_cost(
     from trainpace.diagnose import loader_cost
     from trainpace.measure import LoaderCost
 
-    r = request
+    r, share = request, _offline_share(request, rank)
     if r.loader is not None:
         cost, share, measured_cores = loader_file(r.loader)
         return cost, share, r.cores or measured_cores
     cores = r.cores or (None if rank is None else rank.cpus)
-    share = _offline_share(r, rank)
     if r.sample_ms is not None:
         ms = r.sample_ms
         given = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
