@@ -4,11 +4,10 @@ A collective is as slow as its slowest link, and all ranks wait equally long. Th
 does not show the slow link. The kernel's byte counts of each connection do.
 """
 
-import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -147,22 +146,14 @@ def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankSt
     return {rank: [steps[n] for n in numbers] for rank, steps in ranks.items()}
 
 
-CHUNK = 50
-"""Number of steps that share one clock offset.
-
-It is enough for a median, and few enough that a clock with an error of 20 ppm drifts little.
-"""
-SHORTEST, LEAST_TAKEN = 4, 8
-"""One in `SHORTEST` collectives is used for an offset, but at least `LEAST_TAKEN`."""
-
-
 class Clock(Record):
-    """Clock of a node, compared with the clock of the lowest rank's node.
+    """Clock of a node, compared with the clock of the first rank's node.
 
     Attributes:
         offset_ms: How far the clock is ahead, in milliseconds. Event logs use this clock, which
             counts from each node's own start.
-        uncertainty_ms: Half-width of the offset's uncertainty.
+        uncertainty_ms: Transfer time, within which ranks may leave a collective one after the
+            other.
         wall_ms: How far the node's time of day is ahead.
     """
 
@@ -172,89 +163,24 @@ class Clock(Record):
     wall_ms: float = 0.0
 
 
-class Offsets(NamedTuple):
-    """Clock offset of a node to the lowest rank's node, in ns at each common step."""
+def offsets_ns(steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]) -> dict[str, int]:
+    """Return how far the clock of each node is ahead of the lowest rank's node, in ns.
 
-    at_ns: tuple[int, ...]
-    uncertainty_ns: float
-
-    @property
-    def middle_ns(self) -> int:
-        """Offset in the middle of the run."""
-        return self.at_ns[len(self.at_ns) // 2]
-
-
-def offsets(
-    steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]
-) -> dict[str, Offsets]:
-    """Return the clock offset of each node.
-
-    All ranks leave a collective at the same moment, up to the time of the transfer. As NTP does
-    with its packets, only the quarter with the shortest transfers is used. The offset is their
-    median. It is computed again for every `CHUNK` steps because clocks run at different speeds.
-
-    The uncertainty is the larger of two values. One is half the range of the middle 90% of the
-    collectives. The other is the transfer time, within which ranks may leave one after the other.
+    Ranks leave a collective at about the same moment. The offset is the median over collectives.
     """
-    transfers = _transfers_ns(list(steps.values()))
     zero = steps[min(steps)]
     first_of: dict[str, Sequence[RankStep]] = {}
     for rank in sorted(steps):
         first_of.setdefault(nodes[rank], steps[rank])
-    return {node: _offsets(mine, zero, transfers) for node, mine in first_of.items()}
+    return {node: _offset_ns(mine, zero) for node, mine in first_of.items()}
 
 
-def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
-    """Return the clocks of all nodes except the lowest rank's."""
-    _, *others = known.items()
-    return tuple(
-        Clock(node=node, offset_ms=o.middle_ns / 1e6, uncertainty_ms=o.uncertainty_ns / 1e6)
-        for node, o in others
+def _offset_ns(mine: Sequence[RankStep], zero: Sequence[RankStep]) -> int:
+    return median_low(
+        a.leaves_ns - b.leaves_ns
+        for x, y in zip(mine, zero, strict=True)
+        for a, b in zip(x.together, y.together, strict=True)
     )
-
-
-def _transfers_ns(ranks: Sequence[Sequence[RankStep]]) -> list[list[int]]:
-    """Return the approximate transfer time in ns, by step and collective.
-
-    It is the time in the collective of the rank that waited least.
-    """
-    return [
-        [
-            min(e.leaves_ns - e.arrives_ns for e in same)
-            for same in zip(*(s.together for s in at_once), strict=True)
-        ]
-        for at_once in zip(*ranks, strict=True)
-    ]
-
-
-def _offsets(
-    mine: Sequence[RankStep], zero: Sequence[RankStep], transfers: Sequence[Sequence[int]]
-) -> Offsets:
-    pairs = [
-        [
-            (transfer, a.leaves_ns - b.leaves_ns)
-            for transfer, a, b in zip(times, x.together, y.together, strict=True)
-        ]
-        for times, x, y in zip(transfers, mine, zero, strict=True)
-    ]
-    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
-    if len(chunks) > 1 and len(chunks[-1]) < CHUNK // 2:
-        chunks[-2:] = [chunks[-2] + chunks[-1]]
-    at_ns: list[int] = []
-    errors: list[int] = []
-    least: list[int] = []
-    for chunk in chunks:
-        every = sorted(itertools.chain.from_iterable(chunk))
-        shortest = every[: max(LEAST_TAKEN, len(every) // SHORTEST)]
-        # As a float, nanoseconds since a node's start would lose digits.
-        near = shortest[0][1]
-        offset = near + round(median([apart - near for _, apart in shortest]))
-        at_ns += [offset] * len(chunk)
-        errors += [apart - offset for _, apart in shortest]
-        least += [transfer for transfer, _ in shortest]
-    errors.sort()
-    cut = len(errors) // 20
-    return Offsets(tuple(at_ns), max((errors[-1 - cut] - errors[cut]) / 2, median(least)))
 
 
 # ---- links
@@ -527,8 +453,8 @@ def together(
     count = len(next(iter(steps.values())))
     if count < LEAST_STEPS:
         return None
-    known = offsets(steps, nodes)
-    divided = _divided(steps, nodes, {node: o.at_ns for node, o in known.items()})
+    divided = _divided(steps)
+    transfer_ms = median([ms for parts in divided[min(steps)] for _, ms in parts])
     shares = tuple(_share(rank, nodes[rank], steps[rank], divided[rank]) for rank in sorted(steps))
     behind = _stragglers(steps, shares)
     return Together(
@@ -538,28 +464,28 @@ def together(
         stragglers=behind,
         slow_links=_exposed(slow_links(rates), shares),
         links=tuple(rates),
-        clocks=clocks(known),
+        clocks=tuple(
+            Clock(node=node, offset_ms=ns / 1e6, uncertainty_ms=transfer_ms)
+            for node, ns in list(offsets_ns(steps, nodes).items())[1:]
+        ),
         uneven_ms=None if behind else _uneven_ms(steps, shares),
     )
 
 
-def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequence[int]]) -> Divided:
-    """Divide the time of every collective at the moment when the last rank arrives."""
+def _divided(steps: Steps) -> Divided:
+    """Divide the time of every collective at the moment when the last rank arrives.
+
+    All ranks leave at the same moment, so the rank with the shortest time arrives last. This needs
+    no common clock.
+    """
     divided: Divided = {rank: [] for rank in steps}
-    for i in range(len(next(iter(steps.values())))):
-        shift = {rank: known[nodes[rank]][i] for rank in steps}
-        arrivals = [
-            [collective.arrives_ns - shift[rank] for collective in steps[rank][i].together]
-            for rank in steps
-        ]
-        last = [max(same) for same in zip(*arrivals, strict=True)]
-        for rank in steps:
-            parts = []
-            for collective, last_ns in zip(steps[rank][i].together, last, strict=True):
-                whole = collective.leaves_ns - collective.arrives_ns
-                waits = min(max(last_ns - (collective.arrives_ns - shift[rank]), 0), whole)
-                parts.append((waits / 1e6, (whole - waits) / 1e6))
-            divided[rank].append(parts)
+    for at_once in zip(*steps.values(), strict=True):
+        times = [[e.leaves_ns - e.arrives_ns for e in step.together] for step in at_once]
+        transfers = [min(same) for same in zip(*times, strict=True)]
+        for rank, spent in zip(steps, times, strict=True):
+            divided[rank].append(
+                [((ns - t) / 1e6, t / 1e6) for ns, t in zip(spent, transfers, strict=True)]
+            )
     return divided
 
 

@@ -27,7 +27,7 @@ from trainpace.watch.event_logs import (
 )
 from trainpace.watch.inside.event_log import OTHER, PARTS, PLAIN, TRIALS, Fetch, Span, Step
 from trainpace.watch.inside.recorder import COVERING
-from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
+from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets_ns, rank_steps
 
 STEPS_SHOWN = 10
 """Steps in a window if no steps are requested."""
@@ -123,8 +123,7 @@ def _clock_offsets_ns(processes: Sequence[Process]) -> dict[str, int]:
     steps = common(recorded)
     if not all(steps.values()):
         return {}
-    known = offsets(steps, {rank: p.host for rank, p in longest.items()})
-    return {host: o.middle_ns for host, o in known.items()}
+    return offsets_ns(steps, {rank: p.host for rank, p in longest.items()})
 
 
 def _process_of(log: ProcessLog) -> Process:
