@@ -12,7 +12,7 @@ import pytest
 from trainpace.core.child import Child, ending_of
 from trainpace.core.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
 from trainpace.core.guard import descendants
-from trainpace.core.worker import Pool, failure_of, run_isolated, run_ranks, started_isolated
+from trainpace.core.worker import Pool, failure_of, run_isolated, run_ranks
 
 STARTS_ANOTHER = """
 import os, pathlib, subprocess, sys, time
@@ -231,11 +231,6 @@ def test_worker_uses_default_inductor_cache(worker, monkeypatch):
 
     module = worker("import os; return os.environ['TORCHINDUCTOR_CACHE_DIR']")
     assert run_isolated(module, {}, 60, "asking") == default_cache_dir()
-
-
-def test_started_worker_answers_later(worker):
-    with started_isolated(worker("return 'done'"), {}, 60, "asking") as answer:
-        assert answer() == "done"
 
 
 def test_run_ranks_returns_answer_of_rank_0(worker):

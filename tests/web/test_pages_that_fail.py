@@ -66,8 +66,7 @@ def client(journal, tmp_path):
 
 def test_built_in_models_are_cached_and_never_traced(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "trainpace.workload.workloads.started_isolated",
-        lambda *_: pytest.fail("a model was traced"),
+        "trainpace.workload.workloads.run_isolated", lambda *_: pytest.fail("a model was traced")
     )
     models = Models(tmp_path / "no such folder")
     assert all(models.get(name) is models.get(name) for name in BUILT_IN)

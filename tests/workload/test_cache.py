@@ -28,13 +28,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def traced(monkeypatch):
     """Return the specs that a process traced, in order."""
-    specs, started = [], workloads.started_isolated
+    specs, started = [], workloads.run_isolated
 
     def counted(worker, request, *rest):
-        specs.append(request["spec"])
+        specs.extend(one["spec"] for one in request["requests"])
         return started(worker, request, *rest)
 
-    monkeypatch.setattr(workloads, "started_isolated", counted)
+    monkeypatch.setattr(workloads, "run_isolated", counted)
     return specs
 
 

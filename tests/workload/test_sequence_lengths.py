@@ -33,7 +33,7 @@ def test_several_lengths_are_traced_in_one_process(tmp_path, monkeypatch):
     again = load_workloads(spec, ("fp32",), Variant(), (96, 128))
     assert records.to_json(again[96]) == records.to_json(found[96])
     assert started == [2, 1]
-    monkeypatch.setattr(workloads, "started_isolated", None)  # No tracing happens from here on.
+    monkeypatch.setattr(workloads, "run_isolated", None)  # No tracing happens from here on.
     assert load_workload(spec, ("fp32",), Variant(sequence_length=128)).sample == "128 tokens"
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.workload import Variant, build_task, load_workload, workload_on_its_way
+from trainpace.workload import Variant, build_task, load_workload
 from trainpace.workload.task import name_of_loss
 
 ROOT = Path(__file__).parents[2]
@@ -108,18 +107,6 @@ def test_hanging_task_code_times_out(tmp_path):
     file.write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(UserCodeError, match="longer than 5 s"):
         load_workload(f"{file}:task", ("fp32",), timeout_s=5)
-
-
-def test_abandoned_trace_process_is_killed(tmp_path):
-    file, started = tmp_path / "mine.py", tmp_path / "pid"
-    file.write_text(
-        f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
-    )
-    with workload_on_its_way(f"{file}:task", ("fp32",)):
-        while not (started.is_file() and started.read_text()):
-            time.sleep(0.05)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
 
 
 def write_config(tmp_path, **values):

@@ -204,29 +204,13 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
     Raises:
         TrainpaceError: If the worker fails, dies, or exceeds the time limit.
     """
-    with started_isolated(module, request, timeout_s, what) as answer:
-        return answer()
-
-
-@contextlib.contextmanager
-def started_isolated(
-    module: str, request: dict[str, Any], timeout_s: float, what: str
-) -> Iterator[Callable[[], str]]:
-    """Start ``python -m module`` on a request, and yield a function that waits for its answer.
-
-    Leaving the context ends the process. The arguments are those of `run_isolated`.
-    """
+    deadline = time.monotonic() + timeout_s
     with _started(module, request) as (worker, folder):
-
-        def wait_for_answer() -> str:
-            deadline = time.monotonic() + timeout_s
-            while worker.wait(min(_SIZE_POLL_S, max(0.0, deadline - time.monotonic()))) is None:
-                if time.monotonic() >= deadline:
-                    raise _timed_out(what, timeout_s)
-                _check_size(folder, what)
-            return _answer_of(worker, folder, what)
-
-        yield wait_for_answer
+        while worker.wait(min(_SIZE_POLL_S, max(0.0, deadline - time.monotonic()))) is None:
+            if time.monotonic() >= deadline:
+                raise _timed_out(what, timeout_s)
+            _check_size(folder, what)
+        return _answer_of(worker, folder, what)
 
 
 def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float, what: str) -> str:

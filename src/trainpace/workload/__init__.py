@@ -73,7 +73,6 @@ if TYPE_CHECKING:
         packaged_workload,
         stored_precision,
         trace_many,
-        workload_on_its_way,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

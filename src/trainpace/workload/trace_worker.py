@@ -74,8 +74,6 @@ def _work(request: dict[str, Any]) -> str:
         return to_json(with_optimizer(workload, request["optimizer"]))
     if "requests" in request:
         return json.dumps([to_json(traced(one)) for one in request["requests"]])
-    if "files" not in request:
-        return to_json(traced(request))
     reasons: dict[str, str] = {}
     for file, one in request["files"].items():
         try:

@@ -16,7 +16,7 @@ import functools
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from trainpace.core.execution import FOR_OTHERS, Precision, optimizer_called
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_json
 from trainpace.core.records import Record
-from trainpace.core.worker import run_isolated, started_isolated
+from trainpace.core.worker import run_isolated
 from trainpace.workload.model_spec import ModelSpec
 from trainpace.workload.workload import PLAIN, Form, Variant, Workload
 
@@ -71,41 +71,12 @@ def load_workload(
     Raises:
         TrainpaceError: If the model cannot be traced.
     """
-    with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
-        return workload()
-
-
-@contextlib.contextmanager
-def workload_on_its_way(
-    spec: str | Workload,
-    forms: Sequence[Form],
-    variant: Variant = PLAIN,
-    timeout_s: float = TRACE_TIMEOUT_S,
-) -> Iterator[Callable[[], Workload]]:
-    """Start tracing a model in a separate process, and yield a function that waits for the result.
-
-    The function returns the workload. It raises TrainpaceError if the model's code fails, hangs or
-    crashes. The arguments are those of `load_workload`.
-    """
     if ModelSpec.of(spec).is_saved:
         saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
-        yield lambda: _with_optimizer(saved, variant.optimizer, timeout_s)
-        return
+        return _with_optimizer(saved, variant.optimizer, timeout_s)
     assert isinstance(spec, str), "a workload is saved"
-    request = _request(spec, forms, variant)
-    found = packaged_workload(spec, forms, variant) or from_cache(cache_file(request), Workload)
-    if found is not None:
-        yield lambda: found
-        return
-    with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
-
-        def traced() -> Workload:
-            text = answer()
-            workload = records.from_json(text, Workload, f"the trace of {spec}")
-            into_cache(cache_file(request), text)
-            return workload
-
-        yield traced
+    packaged = packaged_workload(spec, forms, variant)
+    return packaged or _traced(spec, [_request(spec, forms, variant)], timeout_s)[0]
 
 
 def load_workloads(
@@ -128,16 +99,24 @@ def load_workloads(
             f"{named.in_words} has a fixed sequence length, and cannot be forecast at several.",
             "Use a configuration: transformers:CONFIG.json.",
         )
-    requests = {n: _request(named.text, forms, variant, n) for n in lengths}
-    found = {n: from_cache(cache_file(request), Workload) for n, request in requests.items()}
-    missing = {n: request for n, request in requests.items() if found[n] is None}
+    requests = [_request(named.text, forms, variant._replace(sequence_length=n)) for n in lengths]
+    return dict(zip(lengths, _traced(named.text, requests, timeout_s), strict=True))
+
+
+def _traced(spec: str, requests: Sequence[dict[str, Any]], timeout_s: float) -> list[Workload]:
+    """Return the workload of each request. One process traces all that are not cached."""
+    found = [from_cache(cache_file(request), Workload) for request in requests]
+    missing = [r for r, workload in zip(requests, found, strict=True) if workload is None]
+    texts = []
     if missing:
-        request = {"requests": list(missing.values())}
-        answer = run_isolated(_WORKER, request, timeout_s * len(missing), f"tracing {spec}")
-        for (n, request), text in zip(missing.items(), json.loads(answer), strict=True):
-            found[n] = records.from_json(text, Workload, f"the trace of {spec}")
-            into_cache(cache_file(request), text)
-    return {n: workload for n, workload in found.items() if workload is not None}
+        answer = run_isolated(
+            _WORKER, {"requests": missing}, timeout_s * len(missing), f"tracing {spec}"
+        )
+        texts = json.loads(answer)
+    for request, text in zip(missing, texts, strict=True):
+        found[requests.index(request)] = records.from_json(text, Workload, f"the trace of {spec}")
+        into_cache(cache_file(request), text)
+    return [workload for workload in found if workload is not None]
 
 
 def trace_many(
@@ -163,10 +142,7 @@ def trace_many(
     return dict(json.loads(answer))
 
 
-def _request(
-    spec: str, forms: Sequence[Form], variant: Variant, length: int | None = None
-) -> dict[str, Any]:
-    variant = variant if length is None else variant._replace(sequence_length=length)
+def _request(spec: str, forms: Sequence[Form], variant: Variant) -> dict[str, Any]:
     return {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
 
 
