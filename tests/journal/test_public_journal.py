@@ -5,16 +5,8 @@ import pytest
 from entries import whole_entry
 from public_made import RUNS, public
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.forecast import public_runs
-from trainpace.journal import (
-    Query,
-    accuracy,
-    accuracy_by,
-    compared,
-    entry_of_public,
-    matching,
-    public_run,
-)
+from trainpace.forecast import public_runs, score_of
+from trainpace.journal import Query, compared, entry_of_public, matching, public_run
 
 
 @pytest.fixture
@@ -167,11 +159,11 @@ def test_public_accuracy_matches_manual_calculation():
         public(forecast_ms=None),
         public(device="A100 SXM 80GB", ms=100.0, forecast_ms=200.0),
     ]
-    line = accuracy("all", runs)
-    assert (line.not_in_fit.n, line.in_fit.n) == (3, 1)
-    assert line.not_in_fit.mean_pct == pytest.approx((10 + 30 + 100) / 3)
-    assert line.not_in_fit.median_pct == pytest.approx(30)
-    assert line.not_in_fit.inside_pct == pytest.approx(100 / 3)
-    assert line.in_fit.mean_pct == pytest.approx(5)
-    assert [line.name for line in accuracy_by(runs, "device")] == ["A100 SXM 80GB", "T4"]
-    assert accuracy("none", []).in_fit.mean_pct is None
+    score = score_of(runs)
+    assert (score.not_in_fit.n, score.in_fit.n, score.without_forecast) == (3, 1, 1)
+    assert score.not_in_fit.mape == pytest.approx((10 + 30 + 100) / 3)
+    assert score.not_in_fit.median == pytest.approx(30)
+    assert score.not_in_fit.coverage == pytest.approx(100 / 3)
+    assert score.in_fit.mape == pytest.approx(5)
+    assert [line.name for line in score.by_card] == ["A100 SXM 80GB", "T4"]
+    assert score_of([]).in_fit.mape is None

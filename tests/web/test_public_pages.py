@@ -82,10 +82,10 @@ def test_accuracy_is_filtered_by_card_and_kind(page):
 def test_accuracy_figures_match_the_packaged_runs(server):
     answer = data(server, "/accuracy.json?card=RTX+3090&fit=not_in_fit")
     chosen = [r for r in public_runs() if r.device == "RTX 3090" and not r.in_fit and r.forecast_ms]
-    assert answer["overall"]["not_in_fit"]["n"] == len(chosen)
-    assert answer["overall"]["in_fit"]["n"] == 0
+    assert answer["score"]["not_in_fit"]["n"] == len(chosen)
+    assert answer["score"]["in_fit"]["n"] == 0
     mean = sum(abs(r.forecast_ms / r.step_time_ms - 1) for r in chosen) / len(chosen)
-    assert answer["overall"]["not_in_fit"]["mean_pct"] == pytest.approx(100 * mean)
+    assert answer["score"]["not_in_fit"]["mape"] == pytest.approx(100 * mean)
     points = [x for s in answer["chart"]["series"] if s["kind"] == "points" for x in s["x"]]
     assert sorted(points) == sorted(r.step_time_ms for r in chosen)
     assert data(server, "/public.json?device=K80")["count"] == sum(

@@ -415,31 +415,20 @@ def scores(entries: Iterable[Entry]) -> Scores:
 def score(name: str, entries: Sequence[Entry]) -> Score:
     """Return the score of the forecasts of some entries."""
     errors = [error for entry in entries if (error := error_pct(entry)) is not None]
-    inside = _inside((e.forecast_low_ms, e.step_time_ms, e.forecast_high_ms) for e in entries)
-    result = _accuracy(errors, inside)
+    sizes = [abs(error) for error in errors]
+    inside = [
+        e.forecast_low_ms <= e.step_time_ms <= e.forecast_high_ms
+        for e in entries
+        if e.forecast_low_ms is not None and e.step_time_ms and e.forecast_high_ms
+    ]
     return Score(
         name=name,
-        n=result.n,
-        mean_pct=result.mean_pct,
-        median_pct=result.median_pct,
+        n=len(errors),
+        mean_pct=statistics.fmean(sizes) if errors else None,
+        median_pct=statistics.median(sizes) if errors else None,
         bias_pct=statistics.median(errors) if errors else None,
         n_with_interval=len(inside),
-        coverage_pct=result.inside_pct,
-    )
-
-
-def _inside(bounds: Iterable[tuple[float | None, float | None, float | None]]) -> list[bool]:
-    """Return a flag for each complete (low, measured, high): True if the interval has the value."""
-    return [low <= ms <= high for low, ms, high in bounds if low is not None and ms and high]
-
-
-def _accuracy(errors_pct: Sequence[float], inside: Sequence[bool]) -> Accuracy:
-    sizes = [abs(error) for error in errors_pct]
-    return Accuracy(
-        n=len(sizes),
-        mean_pct=statistics.fmean(sizes) if sizes else None,
-        median_pct=statistics.median(sizes) if sizes else None,
-        inside_pct=100 * sum(inside) / len(inside) if inside else None,
+        coverage_pct=100 * sum(inside) / len(inside) if inside else None,
     )
 
 
@@ -704,47 +693,3 @@ def _public_execution(run: PublicRun) -> Execution:
 def _time(date: str | None) -> str:
     """Return the first moment of a date, which may be only a year or a month."""
     return f"{date or '1970'}-01-01"[:10] + "T00:00:00.000000Z"
-
-
-class Accuracy(Record):
-    """Errors of `n` forecasts in percent of the measured step.
-
-    `inside_pct` is the share of measurements inside their forecast's interval.
-    """
-
-    n: int
-    mean_pct: float | None
-    median_pct: float | None
-    inside_pct: float | None
-
-
-class AccuracyLine(Record):
-    """Accuracy of forecasts on runs outside the fit and on runs of the fit.
-
-    Only the runs outside the fit show how far to trust a forecast.
-    """
-
-    name: str
-    not_in_fit: Accuracy
-    in_fit: Accuracy
-
-
-def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
-    """Return the accuracy on the runs that have a forecast."""
-    apart = [
-        [run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit]
-        for in_fit in (False, True)
-    ]
-    errors = [[run.error_pct for run in some if run.error_pct is not None] for some in apart]
-    inside = [_inside((r.low_ms, r.step_time_ms, r.high_ms) for r in some) for some in apart]
-    fresh, fitted = map(_accuracy, errors, inside)
-    return AccuracyLine(name=name, not_in_fit=fresh, in_fit=fitted)
-
-
-def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ...]:
-    """Return one line per value of a field of `PublicRun`, sorted by name."""
-    groups: dict[str, list[PublicRun]] = {}
-    for run in runs:
-        if run.forecast_ms is not None:
-            groups.setdefault(getattr(run, field), []).append(run)
-    return tuple(accuracy(name, groups[name]) for name in sorted(groups, key=str.casefold))

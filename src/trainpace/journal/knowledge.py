@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # A forecast without a journal must not load the database pac
 
 MOST = 2000
 """Maximum number of runs to examine, the newest first."""
-MOST_MODELS, MOST_SIZES = 24, 4
+MOST_MODELS, MOST_SIZES, MOST_LISTED = 24, 4, 8
 """Maximum number of other models per device, and of batch sizes per model.
 
 More of them would add little.
@@ -173,9 +173,9 @@ def _in_words(seen: Mapping[Where, Observed], others: Sequence[Observed], device
     return "; ".join(words)
 
 
-def _listed(sizes: Sequence[int], most: int = 8) -> str:
-    more = f" and {len(sizes) - most} more" if len(sizes) > most else ""
-    return ", ".join(str(size) for size in sizes[:most]) + more
+def _listed(sizes: Sequence[int]) -> str:
+    more = f" and {len(sizes) - MOST_LISTED} more" if len(sizes) > MOST_LISTED else ""
+    return ", ".join(map(str, sizes[:MOST_LISTED])) + more
 
 
 def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[Where, Observed]:

@@ -727,9 +727,7 @@ def _whole(score: Score) -> ScoreLine:
     return ScoreLine(name="all", in_fit=score.in_fit, not_in_fit=score.not_in_fit)
 
 
-def accuracy_chart(
-    runs: Sequence[PublicRun], title: str = "Forecast against measured"
-) -> Chart | None:
+def accuracy_chart(runs: Sequence[PublicRun]) -> Chart | None:
     """Draw the measured and forecast step of every run. None for fewer than two runs."""
     known = [(run, run.forecast_ms) for run in runs if run.forecast_ms]
     if len(known) < 2:
@@ -746,7 +744,7 @@ def accuracy_chart(
     )
     axis = Axis(label="measured step", unit="ms", scale="log10", low=low, high=high)
     return Chart(
-        title=title,
+        title="Forecast against measured",
         finding=(
             f"{near:,} of {plural(len(known), 'forecast')} lie from a fifth below to a quarter"
             " above what was measured."

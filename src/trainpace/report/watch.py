@@ -304,10 +304,9 @@ def heading(timeline: Timeline) -> str:
     )
 
 
-def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[Section]:
+def timeline_sections(timeline: Timeline) -> Iterator[Section]:
     """Draw a timeline: letters as wide as the terminal, or a picture with tables on a page."""
     yield Drawing(
-        only="page" if only_page else "",
         html=lambda: timeline_svg(timeline),
         text=lambda width: _timeline_text(timeline, width),
         style="timeline.css",

@@ -92,7 +92,7 @@ class SlurmOptions(Record):
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     """Return the batch script for one job."""
-    head = _head(job, options, [f"--output={_pattern(str(job.log))}"])
+    head = _head(job, options, [f"--output={shlex.quote(str(job.log).replace('%', '%%'))}"])
     # A complete command writes no result file. The script writes its start time as the result.
     begin = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
@@ -204,11 +204,6 @@ _REMOVE_TMPDIR = 'rm -rf "$TMPDIR"; '
 
 def _exports(environment: dict[str, str]) -> list[str]:
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
-
-
-def _pattern(path: str, after: str = "") -> str:
-    """Return a path for --output, in which % has a special meaning."""
-    return shlex.quote(path.replace("%", "%%") + after)
 
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")

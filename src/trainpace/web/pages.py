@@ -14,10 +14,9 @@ from trainpace.core.execution import Precision
 from trainpace.core.outcome import Measurement
 from trainpace.core.records import Record, common_fields
 from trainpace.core.units import format_number
-from trainpace.forecast import PublicRun, public_runs
+from trainpace.forecast import PublicRun, Score, public_runs, score_of
 from trainpace.journal import (
     MOST_COUNTED,
-    AccuracyLine,
     Comparison,
     Entry,
     Journal,
@@ -26,8 +25,6 @@ from trainpace.journal import (
     Query,
     Scores,
     Sweep,
-    accuracy,
-    accuracy_by,
     compared,
     error_pct,
     matching,
@@ -400,17 +397,11 @@ class AccuracyQuestion(Record):
 
 
 class AccuracyPage(Record):
-    """Forecasts of public runs compared with measurements.
-
-    `without_forecast` is the number of selected runs that have no forecast.
-    """
+    """Forecasts of public runs compared with measurements. `score` has no rows."""
 
     question: AccuracyQuestion
     chart: report.Chart | None
-    overall: AccuracyLine
-    by_card: tuple[AccuracyLine, ...]
-    by_kind: tuple[AccuracyLine, ...]
-    without_forecast: int
+    score: Score
     cards: tuple[str, ...]
     kinds: tuple[str, ...]
 
@@ -457,10 +448,7 @@ def accuracy_page(q: AccuracyQuestion) -> AccuracyPage:
     return AccuracyPage(
         question=q,
         chart=report.accuracy_chart(chosen),
-        overall=accuracy("all", chosen),
-        by_card=accuracy_by(chosen, "device"),
-        by_kind=accuracy_by(chosen, "model_kind"),
-        without_forecast=sum(run.forecast_ms is None for run in chosen),
+        score=replace(score_of(chosen), rows=()),
         cards=cards,
         kinds=kinds,
     )

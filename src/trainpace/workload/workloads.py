@@ -99,6 +99,7 @@ def load_workloads(
             f"{named.in_words} has a fixed sequence length, and cannot be forecast at several.",
             "Use a configuration: transformers:CONFIG.json.",
         )
+    lengths = [*dict.fromkeys(lengths)]
     requests = [_request(named.text, forms, variant._replace(sequence_length=n)) for n in lengths]
     return dict(zip(lengths, _traced(named.text, requests, timeout_s), strict=True))
 
