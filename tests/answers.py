@@ -43,6 +43,7 @@ from trainpace.report import (
     table_of,
     timeline_sections,
 )
+from trainpace.report.measurement import side_by_side_sections
 from trainpace.run.climbing import climb
 from trainpace.run.trial import FailedTrial
 from trainpace.verbs.forecast import Forecasts, Sweep
@@ -250,6 +251,22 @@ def a_ladder():
     return page(table.title, ladder_sections(table), ladder_json(climbed))
 
 
+def pairs(model=HOSTILE):
+    rows = asked(workload(), batches=(8, 32)).rows
+    return [
+        (
+            replace(f, model=model, device="a & b"),
+            replace(measurement(), step=f.step, median_ms=2 * f.step.total_ms) if i else None,
+        )
+        for i, f in enumerate(rows)
+    ]
+
+
+def a_first_look():
+    sections = side_by_side_sections(["1 < 2 & 3"], pairs())
+    return page(f"A first look at {HOSTILE}", sections, {})
+
+
 PAGES = {
     "forecast": a_forecast,
     "forecasts": forecasts_on_many,
@@ -261,6 +278,7 @@ PAGES = {
     "match": a_match,
     "plan": a_plan,
     "ladder": a_ladder,
+    "first_look": a_first_look,
 }
 CANVASES = {"forecast": 3, "forecasts": 3, "sweep": 2, "match": 1, "plan": 1, "nothing_fits": 1}
 """Charts on a canvas, by page; the others have bars and pictures alone."""

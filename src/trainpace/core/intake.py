@@ -285,12 +285,11 @@ def _check_values(data: Any, source: str) -> None:
         if any(type(value) is int and abs(value) > LARGEST_INTEGER for value in level):
             raise UnreadableInput(f"{source} contains an integer of hundreds of digits.")
         level = [
-            item for value in level if isinstance(value, (dict, list)) for item in _items(value)
+            item
+            for value in level
+            if isinstance(value, (dict, list))
+            for item in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
             return
     raise UnreadableInput(f"{source} is nested more than {DEEPEST} levels deep.")
-
-
-def _items(value: dict[Any, Any] | list[Any]) -> Any:
-    return value.values() if isinstance(value, dict) else value

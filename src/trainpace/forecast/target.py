@@ -40,7 +40,7 @@ from trainpace.forecast.timings import (
     step_factor,
 )
 from trainpace.forecast.uncertainty import Spread, composed_spread
-from trainpace.workload import MATRIX_KINDS, Floats, Operators, form_of
+from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
 """Exponent of the smooth maximum of host and device. If they are close, each sometimes waits."""
@@ -167,7 +167,12 @@ def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
     return np.where(together > 0, sensitivity, 0.0)
 
 
-def fitted_host_us(operators: Operators, c: KernelConstants, fused: Fused | None = None) -> Floats:
+def fitted_host_us(
+    operators: Operators,
+    c: KernelConstants,
+    fused: Fused | None = None,
+    compiled: Flags | bool = True,
+) -> Floats:
     """Return the host time of every row in microseconds, shape (rows,).
 
     Compiled code enters no modules and makes no views. Each remaining launch takes `compile_host`
@@ -177,6 +182,7 @@ def fitted_host_us(operators: Operators, c: KernelConstants, fused: Fused | None
         operators: Table of operators.
         c: Fitted constants.
         fused: Effect of torch.compile on the rows, or None in eager mode.
+        compiled: Mask of the compiled rows.
     """
     updates = np.asarray(operators.phase) == "optimizer"
     launch_us = np.where(
@@ -187,7 +193,7 @@ def fitted_host_us(operators: Operators, c: KernelConstants, fused: Fused | None
     if fused is None:
         return eager_us
     compiled_us = c.compile_host * launch_us * operators.launches * fused.launches * operators.count
-    return np.where(updates, eager_us, compiled_us)
+    return np.where(compiled & ~updates, compiled_us, eager_us)
 
 
 def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:

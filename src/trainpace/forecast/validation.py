@@ -327,6 +327,11 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
     errors = [row.error_pct for row in rows if row.error_pct is not None]
     sizes = [abs(error) for error in errors]
     inside = [100.0 * row.in_interval for row in rows if row.in_interval is not None]
+    half_widths = [
+        50 * (row.high_ms - row.low_ms) / row.forecast_ms
+        for row in rows
+        if row.forecast_ms and row.low_ms is not None and row.high_ms is not None
+    ]
     memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
     return Summary(
         name=name,
@@ -338,7 +343,7 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
         p95=_if_any(lambda values: float(np.quantile(values, 0.95)), sizes),
         bias=_if_any(statistics.median, errors),
         coverage=_if_any(lambda values: sum(values) / len(values), inside),
-        half_width=_if_any(statistics.median, _half_widths(rows)),
+        half_width=_if_any(statistics.median, half_widths),
         memory_n=len(memory),
         memory_mape=_if_any(statistics.fmean, memory),
     )
@@ -346,14 +351,6 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
 
 def _if_any(statistic: Callable[[list[float]], float], values: list[float]) -> float | None:
     return statistic(values) if values else None
-
-
-def _half_widths(rows: Iterable[Row]) -> list[float]:
-    return [
-        50 * (row.high_ms - row.low_ms) / row.forecast_ms
-        for row in rows
-        if row.forecast_ms and row.low_ms is not None and row.high_ms is not None
-    ]
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:

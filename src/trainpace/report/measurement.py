@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -357,6 +357,36 @@ def sweep_pictures(answer: MeasuredSweep) -> list[Picture | None]:
             steps.append(Timed(f"batch {batch}", "forecast", there.step, interval_ms))
     rates = throughput(a, foreseen) if len(a.points) > 1 else None
     return [measured_sweep(a, foreseen, answer.causes), rates, step_breakdown(steps)]
+
+
+Pair = tuple[Forecast, Measurement | None]
+"""A forecast step and its measurement, if there is one."""
+_PAIRS = (
+    words("model", cell="{[0].model}"),
+    Column("batch", cell="{[0].execution.micro_batch}"),
+    words("device", cell="{[0].device}"),
+    Column("forecast ms", cell=lambda pair: number(pair[0].step.total_ms)),
+    Column("90% interval", cell=lambda pair: interval(pair[0].step_time_interval_ms)),
+    Column("measured ms", cell=lambda pair: number(pair[1] and pair[1].median_ms, "")),
+    Column(
+        "error",
+        cell=lambda pair: (pair[1] and change(pair[0].step.total_ms / pair[1].median_ms)) or "",
+    ),
+)
+
+
+def side_by_side_sections(meaning: Iterable[str], pairs: Sequence[Pair]) -> Iterator[Section]:
+    """Compare forecasts with measurements. `meaning` explains the comparison."""
+    steps = []
+    for f, measured in pairs:
+        assert f.step is not None
+        group = f"{f.model}, batch {f.execution.micro_batch}"
+        steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
+        if measured is not None:
+            steps.append(Timed(group, f"{f.device}, measured", measured.step))
+    yield Headline(" ".join(meaning))
+    yield Charts(lambda: [step_breakdown(steps)])
+    yield tabulate(pairs, _PAIRS)
 
 
 _WORTH_PRECOMPUTING = 0.2

@@ -116,7 +116,8 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
     lines += [*_compared(result, rows), *_forecasts(result), *_without_forecast(rows)]
-    lines += [*_noise_scale(result), *_undone(rows)]
+    lines += [*_noise_scale(result)]
+    lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     lines += filter(None, [given(result.stopped, "Rungs not run: {}.")])
     return [*lines, f"Next: use the adopted settings in your training: {words_of(result.kept[0])}."]
 
@@ -125,10 +126,6 @@ def _compared(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     if all(r.ratio is None for r in rows):
         return []
     return [PAIRED if result.end_to_end is None else IN_TURN]
-
-
-def _undone(rows: Sequence[LadderRow]) -> list[str]:
-    return [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
 
 
 def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) -> list[str]:
@@ -497,7 +494,10 @@ def equivalence_sections(
     columns = (
         words("trained as", cell="way", form=WAY_IN_WORDS.get),
         words("parts", cell=_parts),
-        Column("largest relative difference", cell=_largest_difference),
+        Column(
+            "largest relative difference",
+            cell=lambda way: "" if way.difference is None else f"{way.difference:.1e}",
+        ),
         words("where", 1, cell="worst"),
         words("verdict", least=7, cell=_way_verdict),
     )
@@ -510,10 +510,6 @@ def _parts(way: WayResult) -> str:
     if len(way.sizes) <= 4:
         return " + ".join(map(str, way.sizes))
     return f"{len(way.sizes)} x {way.sizes[0]}"
-
-
-def _largest_difference(way: WayResult) -> str:
-    return "" if way.difference is None else f"{way.difference:.1e}"
 
 
 def _way_verdict(way: WayResult) -> str:

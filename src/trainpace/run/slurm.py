@@ -97,9 +97,8 @@ def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     begin = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
     words = f"words=({shlex.join(_words(job, python))})"
-    return "\n".join(
-        [*head, *begin, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"]
-    )
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in job.environment.items()]
+    return "\n".join([*head, *begin, *exports, *_ADDRESS, words, f"{_start(job)}{end}\n"])
 
 
 def _words(job: Job, python: str) -> Sequence[str]:
@@ -200,10 +199,6 @@ _MAKE_TMPDIR = (
     " -un)} TMPDIR=$(mktemp -d -t trainpace-trial-XXXXXX); "
 )
 _REMOVE_TMPDIR = 'rm -rf "$TMPDIR"; '
-
-
-def _exports(environment: dict[str, str]) -> list[str]:
-    return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
 
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")

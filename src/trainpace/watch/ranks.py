@@ -347,7 +347,8 @@ def rank_of(
     rare = _rare(every, steady, {*unusual, *notes.by_step("counted_few")})
     seldom = {s.number for s in rare}
     steady = [s for s in steady if s.number not in seldom]
-    loader, in_epoch = training_loader(notes, every[1:]), _in_epoch(logged)
+    loader = training_loader(notes, every[1:])
+    in_epoch = InEpoch(logged.get("epoch_steps", 0.0), logged.get("epoch_batches", 0))
     steps = _Steps(every, steady, rare, loader, in_epoch)
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
     usual = _usual(by_worker if in_workers else [_fetches(records)])
@@ -539,10 +540,6 @@ def _operators(
         "products_ms": counted.typical("products_ns") / 1e6,
         "large_operators_ms": large_ms,
     }
-
-
-def _in_epoch(logged: Mapping[str, Any]) -> InEpoch:
-    return InEpoch(logged.get("epoch_steps", 0.0), logged.get("epoch_batches", 0))
 
 
 def steps_per_epoch(rank: Rank) -> float | None:

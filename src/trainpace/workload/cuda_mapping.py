@@ -474,17 +474,16 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
         (torch.autocast, _autocast_on_meta()),
         (sys.modules.get("transformers.masking_utils"), _masks(pads)),
         (sys.modules.get("trl.kernels.chunked_logprob"), _FUSED_HEAD),
-        (_pretrained_model(), {"warn_if_padding_and_no_attention_mask": lambda *_: None}),
+        (
+            getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None),
+            {"warn_if_padding_and_no_attention_mask": lambda *_: None},
+        ),
     ]
     with contextlib.ExitStack() as stack:
         for owner, values in replacements:
             stack.enter_context(replaced(owner, **values))
         stack.enter_context(_flex_attention())
         yield
-
-
-def _pretrained_model() -> Any:
-    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
 
 
 def _autocast_on_meta() -> dict[str, Any]:

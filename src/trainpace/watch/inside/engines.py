@@ -9,6 +9,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -61,13 +62,6 @@ OTHER_COLLECTIVES = (
 _ddp: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _charged(recorder: Recorder, part: int, name: str) -> Callable[..., Any]:
-    def act(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return recorder.charged(part, name, function, *args, **kwargs)
-
-    return act
-
-
 def _collectives(module: ModuleType, recorder: Recorder) -> None:
     public: Any = sys.modules.get("torch.distributed")
     for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
@@ -78,7 +72,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
         if plain is not None and getattr(public, name, None) is plain:
             setattr(public, name, getattr(module, name))
     work = getattr(module, "Work", None)
-    around(work, "wait", _charged(recorder, COMMUNICATION, "wait"))
+    around(work, "wait", partial(recorder.charged, COMMUNICATION, "wait"))
 
 
 def _collective(recorder: Recorder, name: str) -> Callable[..., Any]:
@@ -131,8 +125,8 @@ def _transformers(module: Any, recorder: Recorder) -> None:
         return output_dir or trainer.args.output_dir
 
     trainer = module.Trainer
-    around(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
-    around(trainer, "log", _charged(recorder, LOGGING, "log"))
+    around(trainer, "evaluate", partial(recorder.charged, EVALUATION, "evaluate"))
+    around(trainer, "log", partial(recorder.charged, LOGGING, "log"))
     around(trainer, "_save_checkpoint", _saving(recorder, lambda self, *_, **__: folder(self)))
     around(trainer, "save_model", _saving(recorder, folder))
 
@@ -164,7 +158,7 @@ def _saving(recorder: Recorder, folder: Callable[..., Any]) -> Callable[..., Any
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
     """Hook into functions whose files compiled code writes. Audit hooks do not see such files."""
     files.checkpoints(recorder, module, "save_file", "filename")
-    around(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
+    around(module, "save_model", partial(recorder.charged, CHECKPOINT, "save_model"))
 
 
 def _deepspeed(module: Any, recorder: Recorder) -> None:
@@ -209,13 +203,13 @@ def _functions(
     def install(module: ModuleType, recorder: Recorder) -> None:
         owner = getattr(module, of, None) if of else module
         for name in names:
-            around(owner, name, _charged(recorder, part, name))
+            around(owner, name, partial(recorder.charged, part, name))
 
     return install
 
 
 def _lightning_evaluation(module: Any, recorder: Recorder) -> None:
-    around(module._EvaluationLoop, "run", _charged(recorder, EVALUATION, "evaluation"))
+    around(module._EvaluationLoop, "run", partial(recorder.charged, EVALUATION, "evaluation"))
 
 
 def _lightning_epoch(module: Any, recorder: Recorder) -> None:
