@@ -95,6 +95,20 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
     ]
 
 
+def test_only_new_temporary_files_of_the_script_are_removed(recorder, tmp_path):
+    copies = recorder.earlier.copies
+    copies.temporary = str(tmp_path)
+    made, others = tmp_path / "tmpa", tmp_path / "tmpb"
+    others.mkdir()
+    for path in (made, others, tmp_path / "gone", tmp_path.parent / "elsewhere"):
+        copies.opened("tempfile.mkdtemp", (str(path),))
+    (made / "inner").mkdir(parents=True)
+    noted = [note["temporary"] for note in recorder.log.notes]
+    assert noted == [str(made), str(tmp_path / "gone")]
+    command.remove_temporary(SimpleNamespace(values=lambda name: noted))
+    assert list(tmp_path.iterdir()) == [others]
+
+
 @pytest.mark.parametrize(("there", "written"), [("checkpoint-500", 0), ("runs", 2)])
 def test_trainer_saves_nothing_into_a_folder_with_checkpoints(recorder, tmp_path, there, written):
     (tmp_path / there).mkdir()

@@ -17,6 +17,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -30,6 +31,7 @@ from trainpace import configs
 from trainpace.core.child import no_command
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.execution import Execution
+from trainpace.core.host import temporary_environment
 from trainpace.core.intake import read_text
 from trainpace.core.records import Record, make_folder, write_whole
 from trainpace.core.stats import median
@@ -55,7 +57,6 @@ from trainpace.watch import (
     read_recording,
     records_of,
     remove_trial_checkpoints,
-    temporary_folder,
 )
 from trainpace.workload import ModelSpec
 
@@ -208,7 +209,12 @@ def _run_here(trial: ScriptTrial, job: Job) -> Ended:
     path = job.environment.get("PATH", os.environ.get("PATH"))
     if shutil.which(program, path=path) is None and not Path(trial.cwd, program).is_file():
         raise no_command(program)
-    with temporary_folder() as own:
+    # The script is ended before it can remove its own files. Paths of sockets must be short, so the
+    # folder is not inside the trial's folder.
+    with tempfile.TemporaryDirectory(
+        prefix="trainpace-trial-", ignore_cleanup_errors=True
+    ) as folder:
+        own = temporary_environment(folder)
         return run_here(job, trial.command, own | job.environment, cwd=trial.cwd)
 
 

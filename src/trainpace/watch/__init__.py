@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         environment,
         notes_in,
         remove_trial_checkpoints,
-        temporary_folder,
         watch,
     )
     from trainpace.watch.event_logs import Line, Loader, Notes, header_of, records_of

@@ -7,17 +7,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainpace.core.child import no_command, start_in_foreground
 from trainpace.core.errors import ending_with
-from trainpace.core.host import temporary_environment
 from trainpace.core.records import make_folder, write_whole
 from trainpace.watch import tasks
 from trainpace.watch.event_logs import Notes, header_of, records_of
@@ -168,8 +166,6 @@ class _Run(NamedTuple):
             errors = None
             if output_file is not None:
                 output = errors = stack.enter_context(output_file.open("wb")).fileno()
-            if self.trials is not None:
-                around |= stack.enter_context(temporary_folder())
             code = _run(command, around, output, errors, lookout)
         if lookout is None or not lookout.gave_up:
             return code, ""
@@ -191,8 +187,11 @@ class _Run(NamedTuple):
         self, notes: Notes, ended_by_itself: bool, accounts: Notes | None = None
     ) -> dict[str, list[str]]:
         remove_trial_checkpoints(notes)
+        stays = ended_by_itself and not any(notes.values("stopped"))
+        if not stays:
+            remove_temporary(notes)
         if self.trials is None or "writes_in" not in self.trials:
-            return put_back(self.folder, notes, ended_by_itself, accounts)
+            return put_back(self.folder, notes, stays, accounts)
         return {}
 
     def _clean_up_in_turn(self, task: Task, missing: Sequence[int]) -> dict[str, list[str]]:
@@ -221,22 +220,6 @@ class _Run(NamedTuple):
             return {}
         tasks.await_tidied(folder, task, present)
         return tasks.put_back_by_all(folder, task)
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[dict[str, str]]:
-    """Create a temporary folder for a script under trials.
-
-    The script is ended before it can remove its own files. The compiler's cache stays where it was.
-
-    Yields:
-        Environment variables that point to the folder.
-    """
-    # The folder is not inside the recording's folder, because paths of sockets must be short.
-    with tempfile.TemporaryDirectory(
-        prefix="trainpace-trial-", ignore_cleanup_errors=True
-    ) as folder:
-        yield temporary_environment(folder)
 
 
 def _run(
@@ -301,23 +284,20 @@ def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -
 
 
 def put_back(
-    folder: Path, notes: Notes, ended_by_itself: bool, accounts: Notes | None = None
+    folder: Path, notes: Notes, stays: bool, accounts: Notes | None = None
 ) -> dict[str, list[str]]:
     """Put back the files of earlier runs that the script overwrote.
-
-    If the script ended by itself, its own files stay, as they would without Trainpace.
 
     Args:
         folder: Folder of the recording.
         notes: Notes of the processes whose files are put back.
-        ended_by_itself: The command ended with exit code 0.
+        stays: The script's own files stay, because it ended by itself.
         accounts: Notes of all processes on this host that may have written the same files.
 
     Returns:
         The paths that were `restored`, and the paths that were `left` because another program
         writes them too. Earlier contents of `left` paths are moved into the recording's folder.
     """
-    stays = ended_by_itself and not any(notes.values("stopped"))
     copied = [str(place) for place in notes.values("copied")]
     others = set() if stays else _written_by_others((accounts or notes).values("written"), copied)
     places = dict.fromkeys((*map(str, notes.values("earlier")), *copied))
@@ -341,6 +321,13 @@ def put_back(
                 os.rename(aside, place)
                 done.setdefault("restored", []).append(place)
     return done
+
+
+def remove_temporary(notes: Notes) -> None:
+    """Remove temporary files and folders of a script that was ended before it could do so."""
+    for place in map(str, notes.values("temporary")):
+        with contextlib.suppress(OSError):  # The script has removed its folder.
+            _remove(place)
 
 
 def remove_trial_checkpoints(notes: Notes) -> None:

@@ -215,7 +215,8 @@ class Copies:
         self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.writers = Writers()
         self.process, self.began_s = os.getpid(), time.time()
-        not_copied = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
+        self.temporary = tempfile.gettempdir()
+        not_copied = (self.temporary, os.path.expanduser("~/.cache"), self.folder)
         here = f"{os.getcwd()}/"
         self.outside = tuple(
             f"{folder}/"
@@ -232,7 +233,9 @@ class Copies:
             self.recorder.log.note(written=self.writers.accounts())
 
     def opened(self, event: str, args: Any) -> None:
-        """Audit hook: copy a file before it is opened for writing."""
+        """Audit hook: copy a file before it is opened for writing, and log temporary files."""
+        if event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
+            self._is_temporary(args[0])
         if event != "open" or not args[2] & _WRITES or type(args[0]) not in (str, bytes):
             return
         with contextlib.suppress(Exception):
@@ -244,6 +247,14 @@ class Copies:
                 self._copy(place)
             if place in self.writers:
                 self.writers.opened(place)
+
+    def _is_temporary(self, path: Any) -> None:
+        with contextlib.suppress(Exception):
+            place = os.path.abspath(os.fsdecode(path))
+            is_new = place.startswith(f"{self.temporary}/") and not os.path.lexists(place)
+            if is_new and os.getpid() == self.process:
+                self.recorder.log.note(temporary=place)
+                self.recorder.log.flush()
 
     def _copy(self, place: str) -> None:
         outside = place.endswith(_NEVER) or EARLIER in place or place.startswith(self.outside)
