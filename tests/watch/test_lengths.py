@@ -146,6 +146,7 @@ for i in tqdm(range(50), desc="training"):
         ("for epoch in range(5):\n    while True:\n        step()\n        break", (5, 5)),
         ("while True:\n    for part in range(5):\n        step()\n    break", None),
         ("for i in range(10**9):\n    step()\n    break", None),
+        ("for i in range(10**30):\n    step()\n    break", None),
     ],
 )
 def test_training_length_is_read_from_loops_over_ranges(code, expected):
@@ -184,6 +185,16 @@ def test_experience_is_converted_to_steps_by_the_pace_of_updates(code, steps):
 
 def test_named_length_holds_until_the_pace_of_experience_is_known():
     assert stated(AGENT.replace("{total}", "20")).epochs == 10
+
+
+def test_loop_of_a_library_makes_any_number_of_steps(monkeypatch):
+    library = "def fit():\n    for x in 'ab':\n        step()"
+    linecache.cache["/home/b/fit.py"] = len(library), None, library.splitlines(keepends=True), ""
+    real = script.is_installed
+    monkeypatch.setattr(script, "is_installed", lambda file: "/b/fit" in file or real(file))
+    compiled = f"exec(compile({library!r}, '/home/b/fit.py', 'exec'))"
+    found = stated(f"{compiled}\nfor seed in range(5):\n    fit()")
+    assert (found.epochs, found.steps) == (5, 10)
 
 
 def test_length_in_a_library_names_the_script_that_called_it(monkeypatch):

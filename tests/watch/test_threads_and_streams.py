@@ -184,6 +184,7 @@ def test_package_with_dist_info_counts_as_installed(tmp_path, monkeypatch):
     )
     assert script.is_installed(str(beside / "package/inner/code.py"))
     assert script.is_installed(os.__file__)
+    assert not script.is_installed("<ipython-input-1-0a1b2c>")
     assert script.is_installed(torch.__file__)
     assert not script.is_installed(str(own / "package/inner/code.py"))
 

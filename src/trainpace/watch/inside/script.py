@@ -39,10 +39,10 @@ _INSTALLED = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib
 def is_installed(file: str) -> bool:
     """Return True for a file of the standard library or of an installed package.
 
-    Files in the script's own folder never count as installed.
+    Files in the script's own folder and cells of a notebook never count as installed.
     """
     if file.startswith(_INSTALLED):
-        return True
+        return not file.startswith("<ipython-input")
     # cProfile and similar tools compile a script under its bare name.
     folder = top_of(os.path.dirname(os.path.abspath(file)))
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
@@ -190,6 +190,9 @@ EPOCHS = frozenset(
         "num_epochs",
         "n_epochs",
         "nb_epochs",
+        "n_epoch",
+        "nepochs",
+        "max_epoch",
         "max_epochs",
         "num_train_epochs",
         "train_epochs",
@@ -385,9 +388,12 @@ def _in_loops(frame: FrameType) -> _Position | None:
     """
     ranges: list[tuple[range, Any, str]] = []
     unit = "step"
-    for at in _of_script(frame):
+    stack = [at for at in islice(frames_from(frame), MOST_FRAMES) if not _is_own(at)]
+    while stack and not _is_of_script(stack[-1]):
+        stack.pop()
+    for at in stack:
         for loop in _loops_around(at):
-            over = _range(loop, at)
+            over = _range(loop, at) if _is_of_script(at) else None
             if over is None:
                 ranges, unit = [], "epoch"
             else:
@@ -395,18 +401,15 @@ def _in_loops(frame: FrameType) -> _Position | None:
                 ranges.append((*over, f"{ast.unparse(loop.iter)} in {place}"))
     done, total = 0, 1
     for over_range, value, _ in ranges:
-        done += total * over_range.index(value) if value in over_range else 0
+        done += total * over_range.index(value) if type(value) is int and value in over_range else 0
         total *= len(over_range)
-    if not ranges or not 0 < total <= LONGEST_LOOP:
+    if not ranges or total > LONGEST_LOOP:
         return None
     return _Position(done, total, unit, ", ".join(words for *_, words in reversed(ranges)))
 
 
-def _of_script(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the calling functions that belong to the script, innermost first."""
-    for at in islice(frames_from(frame), MOST_FRAMES):
-        if not _is_own(at) and not is_installed(at.f_code.co_filename):
-            yield at
+def _is_of_script(frame: FrameType) -> bool:
+    return not _is_own(frame) and not is_installed(frame.f_code.co_filename)
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -440,7 +443,9 @@ def _range(loop: ast.For | ast.While, frame: FrameType) -> tuple[range, Any] | N
     if type(over) is not range:
         over = _contents(over).get("iterable")  # of tqdm
     target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
-    return (over, _value(target, frame)) if type(over) is range else None
+    if type(over) is not range or not 0 < abs(over.stop - over.start) <= LONGEST_LOOP:
+        return None
+    return over, _value(target, frame)
 
 
 _ARITHMETIC = {
@@ -494,7 +499,8 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
     modules = []
     for at in islice(frames_from(frame), MOST_FRAMES):
         if not _is_own(at):
-            place = os.path.basename(next(_of_script(at), at).f_code.co_filename)
+            caller = next(filter(_is_of_script, frames_from(at)), at)
+            place = os.path.basename(caller.f_code.co_filename)
             yield from _of(at.f_locals, place)
             if not is_installed(at.f_code.co_filename) and at.f_globals is not at.f_locals:
                 modules.append((at.f_globals, place))
