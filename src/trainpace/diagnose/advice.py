@@ -598,7 +598,8 @@ def _less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             how=(
                 f"{padding} Padding to the longest sample of each batch would compute"
                 f' {to_longest / positions:.0%} of them. Tokenize without padding="max_length" and'
-                " let a collator pad (transformers: DataCollatorWithPadding)."
+                " let a collator pad (transformers: DataCollatorWithPadding, or"
+                " DataCollatorForSeq2Seq if the labels are sequences too)."
             ),
             basis=basis,
             padding="longest",
@@ -610,13 +611,13 @@ def _less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         title="batches of samples of similar lengths",
         how=(
             f"{padding} A sampler that puts samples of similar lengths into one batch leaves little"
-            ' of it (Hugging Face Trainer: train_sampling_strategy="group_by_length", in'
-            " transformers before 5 group_by_length=True), with padding to the longest of each"
-            " batch."
+            " of it, with padding to the longest of each batch. Hugging Face's Trainer has one for"
+            ' samples that are dicts with "input_ids":'
+            ' train_sampling_strategy="group_by_length", in transformers before 5'
+            " group_by_length=True. It fails on other samples."
         ),
         basis=f"{basis} and no padding remains",
         at_most=True,
-        group_by_length="true",
     )
 
 
