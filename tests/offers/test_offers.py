@@ -7,8 +7,9 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.core.hardware import find_device, find_host
+from trainpace.core.host import usable_cores
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
 from trainpace.offers.offer import (
     _server_hosts,
@@ -19,7 +20,7 @@ from trainpace.offers.offer import (
     refreshed,
     write_offers,
 )
-from trainpace.verbs.match import chosen_offers
+from trainpace.verbs.match import chosen_offers, not_offered
 
 TODAY = datetime.date(2026, 11, 21)
 
@@ -235,3 +236,12 @@ def test_refresh_without_gpuhunt_or_network_fails_with_reason(monkeypatch):
 def test_gpu_family_selects_all_variants(name, devices):
     offers, _ = chosen_offers(snapshot(), (), (), (name,), ())
     assert {offer.device for offer in offers} == devices
+
+
+def test_gpu_that_nobody_offers_becomes_a_machine_without_a_price():
+    names = ("RTX 3060", "T4", "P100", "rtx 3060")
+    assert [
+        (o.device, o.count, o.price_usd_per_hour, o.vcpus) for o in not_offered(names, snapshot())
+    ] == [("RTX 3060", 1, 0.0, usable_cores())]
+    with pytest.raises(UnknownName):
+        not_offered(("RTX 30600",), snapshot())

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from diagnose.recordings import rank, recording
 from nouns import workload
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.outcome import Interval
 from trainpace.core.records import save
-from trainpace.diagnose import Diagnosis
+from trainpace.diagnose import Advice, Diagnosis, Share
 from trainpace.report import restored_notes
+from trainpace.report.watch import untested
 from trainpace.verbs.look import (
     Length,
     Looked,
@@ -245,6 +246,15 @@ def test_forecast_uses_the_only_traced_batch_size(tmp_path):
     assert looked.watched.recording.ranks[0].samples_per_step != 7
     (found,) = elsewhere(looked, ("T4",), Silent())
     assert found.match.forecast.execution.micro_batch == 7
+    cards = {e.match.offer.device: e for e in elsewhere(looked, ("RTX 3060", "T4"), Silent())}
+    assert cards.keys() == {"RTX 3060", "T4"}
+    assert cards["RTX 3060"].match.mean_usd == 0 < cards["RTX 3060"].match.mean_hours
+
+
+def test_unknown_gpu_is_rejected_before_the_training(script):
+    with pytest.raises(UnknownName):
+        look(script, gpu=("RTX 30600",))
+    assert not (script.parent / "recording").exists()
 
 
 @pytest.mark.slow
@@ -297,6 +307,9 @@ def test_script_without_interpreter_is_started_with_python(tmp_path, monkeypatch
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     assert started_with_python((str(script),)) == ("python", str(script))
     assert started_with_python(("torchrun", "t.py")) == ("torchrun", "t.py")
+    notebook = tmp_path / "train.ipynb"
+    notebook.touch()
+    assert started_with_python((str(notebook),)) == ("ipython", str(notebook))
     with pytest.raises(Misuse, match="no file"):
         started_with_python(("missing.py",))
 
@@ -310,6 +323,21 @@ def test_training_length_prefers_explicit_steps():
     assert length_of(DIAGNOSIS, None) == Length(steps=128, of="epoch", epochs=1.0)
     endless = replace(DIAGNOSIS, steps_per_epoch=None)
     assert length_of(endless, None) == Length(steps=1000, of="steps")
+
+
+def test_large_causes_without_advice_are_left_to_diagnose():
+    shares = [
+        Share(cause=cause, in_words=cause, ms=10 * share, share=share, proved=False)
+        for cause, share in (
+            ("compute", 0.6),
+            ("optimizer", 0.25),
+            ("own_code", 0.1),
+            ("data", 0.05),
+        )
+    ]
+    advice = Advice(cause="own_code", title="", how="", saves_ms=1.0, ceiling_ms=1.0, basis="")
+    seen = replace(DIAGNOSIS, shares=tuple(shares), advice=(advice,))
+    assert [s.cause for s in untested(seen)] == ["compute", "optimizer"]
 
 
 @pytest.mark.slow

@@ -192,7 +192,8 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     from trainpace.workload import ModelSpec
 
     spec = ModelSpec.of(first)
-    if spec.kind == "script" or program in LAUNCHERS or program.startswith("python3."):
+    is_script = spec.kind == "script" or first.endswith(".ipynb")
+    if is_script or program in LAUNCHERS or program.startswith("python3."):
         return ["look", *words]
     if spec.is_library or spec.runs_code or first in _built_in():
         return ["forecast", *words]
@@ -217,7 +218,7 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
 
 def names_a_script(words: Sequence[str]) -> bool:
     """Return True if a training script follows the options. They then belong to `look`."""
-    return any(word.endswith(".py") and os.path.isfile(word) for word in words)
+    return any(word.endswith((".py", ".ipynb")) and os.path.isfile(word) for word in words)
 
 
 def place_last(words: Sequence[str]) -> list[str]:

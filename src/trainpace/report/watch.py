@@ -15,7 +15,14 @@ from trainpace.core.child import ending_of
 from trainpace.core.host import home_folder
 from trainpace.core.outcome import Interval
 from trainpace.core.units import format_duration
-from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
+from trainpace.diagnose import (
+    WORTH,
+    Diagnosis,
+    Share,
+    clocks_in_words,
+    unseen_in_words,
+    workers_beside,
+)
 from trainpace.journal import Guarded, Pace
 from trainpace.report.charts import label_line, tick_step
 from trainpace.report.diagnosis import recorded_ranks_sections, saved_ms
@@ -498,10 +505,11 @@ ENOUGH_STEPS = 8
 """Number of steps below which a longer recording is recommended."""
 LEAST_SHARE = 0.02
 """Minimum share of a step for a cause to be listed."""
-NOTHING_SEEN = (
-    f"No change that this recording suggests would save {percent(WORTH)} of a step or more."
-    " trainpace diagnose also runs experiments; a lower precision or a faster device may help too."
-)
+LEAST_UNTESTED = 0.1
+"""Minimum share of a step for a cause without advice to be named beside `trainpace diagnose`."""
+NOTHING_SEEN = f"This recording alone suggests no change that saves {percent(WORTH)} or more."
+_NAMES = {"compute": "forward and backward"}
+"""Names of causes in a look. Only diagnose can tell launching operators from computing."""
 
 
 def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[Section]:
@@ -513,20 +521,28 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
     step = Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
     yield Headline(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(step)}.")
     yield Lines(_conditions(looked))
-    # Only the experiments of diagnose can tell launching operators from computing.
-    named = {"compute": "forward and backward"}
-    causes = [(named.get(s.cause, s.in_words), s.ms) for s in d.shares if s.share >= LEAST_SHARE]
+    causes = [(_NAMES.get(s.cause, s.in_words), s.ms) for s in d.shares if s.share >= LEAST_SHARE]
     yield shares_table("where a step's time goes", causes[:MOST_CAUSES], d.step_ms)
     yield _advice(looked)
     yield from _elsewhere(looked)
     command = [*forwarded(asked, DiagnoseRequest, ["output"]), "--", *recording.command]
-    why = "proves the cause by removing one suspect at a time"
+    names = " and ".join(
+        f"{_NAMES.get(s.cause, s.in_words)} ({percent(s.share)})" for s in untested(d)
+    )
+    proves = "proves the cause by removing one suspect at a time"
+    why = f"tests what would shorten {names}" if names else proves
     yield Next(["trainpace", "diagnose", *command], why)
     yield Lines([f"Recorded in {from_home(looked.watched.folder)}"])
     if (steps := recording.ranks[0].steps) < ENOUGH_STEPS:
         was = "was" if steps == 1 else "were"
         more = "--for 60s gives a more precise answer."
         yield Lines([f"Only {plural(steps, 'step')} {was} recorded. {more}"])
+
+
+def untested(d: Diagnosis) -> list[Share]:
+    """Return the larger causes for which this recording gives no advice."""
+    advised = {a.cause for a in d.advice}
+    return [s for s in d.shares if s.share >= LEAST_UNTESTED and s.cause not in advised]
 
 
 def _advice(looked: Looked) -> Section:
@@ -604,15 +620,19 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
     def hours(m: Match) -> str:
         return span(3600 * m.hours.low, 3600 * m.hours.high, format_duration)
 
+    def cost(c: Elsewhere) -> str:
+        paid = c.match.mean_usd
+        if not paid:
+            return "no price"
+        return usd(paid) if paid >= 0.01 else "< 1 cent"
+
     columns = (
-        words("a card for rent", least=12, cell="match.offer.device"),
+        words("another card", least=12, cell="match.offer.device"),
         words("", 3, 8, "role"),
         Column("step ms", 2, cell=lambda c: number(_step_ms(c, looked.length.steps))),
         Column("time", cell=lambda c: duration(3600 * c.match.mean_hours)),
         Column("90% interval", 1, cell=lambda c: hours(c.match)),
-        Column(
-            "cost", cell=lambda c: usd(c.match.mean_usd) if c.match.mean_usd >= 0.01 else "< 1 cent"
-        ),
+        Column("cost", cell=cost),
     )
     yield tabulate(looked.elsewhere, columns)
     startup_s = looked.elsewhere[0].match.time.startup_s

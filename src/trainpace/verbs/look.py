@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, ending_with
 from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.hardware import find_device
 from trainpace.core.intake import last_bytes
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record, load, to_jsonable
@@ -89,7 +90,8 @@ class LookRequest(Request):
     gpu: Annotated[
         tuple[str, ...],
         Field(
-            "A card to rent; repeat for several.  [default: the cheapest, the fastest, one between]"
+            "A card to compare; repeat for several.  [default: for rent: the cheapest, the fastest,"
+            " one between]"
         ),
     ] = ()
     output: RecordingFolder = None
@@ -169,7 +171,7 @@ def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
         "hours": m.mean_hours,
         "hours_low": m.hours.low,
         "hours_high": m.hours.high,
-        "usd": m.mean_usd,
+        "usd": m.mean_usd or None,
     }
 
 
@@ -181,6 +183,8 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     """
     r = request
     check_one_task(task_of(os.environ), "look")
+    for name in r.gpu:  # Before the training, which takes much longer.
+        find_device(name)
     command, busy = started_with_python(r.command), busy_words()
     folder = new_folder(r.output, command)
     watched = _watch(command, folder, r.seconds, busy, progress)
@@ -221,15 +225,20 @@ def run(request: LookRequest, progress: Progress) -> Looked:
 
 
 def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
-    """Prepend a Python interpreter to a script: the active environment's or the current one."""
+    """Prepend the interpreter to a script: the active environment's Python or the current one.
+
+    IPython runs notebooks.
+    """
     if not command:
         raise Misuse("Give a training script, as in: trainpace train.py --epochs 30.")
     if len(command) == 1 and is_trace(command[0]):
         raise Misuse(f"{command[0]} is a profiler's trace.", "Read it with trainpace diagnose.")
-    if not command[0].endswith(".py"):
+    if not command[0].endswith((".py", ".ipynb")):
         return tuple(command)
     if not os.path.isfile(command[0]):
         raise Misuse(f"There is no file {command[0]} here.")
+    if command[0].endswith(".ipynb"):
+        return ("ipython", *command)
     active = any(os.environ.get(name) for name in ENVIRONMENTS) and shutil.which("python")
     return ("python" if active else sys.executable, *command)
 
@@ -252,8 +261,8 @@ def elsewhere(
 ) -> tuple[Elsewhere, ...]:
     """Forecast the same steps on single rented GPUs.
 
-    These are the given GPUs, or else the cheapest, the fastest and one in between. The loader's
-    cost per sample comes from the recording. So does the number of samples per step if
+    These are the given GPUs, rented or not, or else the cheapest, the fastest and one in between.
+    The loader's cost per sample comes from the recording. So does the number of samples per step if
     `global_batch` is None.
 
     Raises:
@@ -269,6 +278,9 @@ def elsewhere(
             "No single rented card can train it with this batch.",
             "trainpace match considers whole servers.",
         )
+    for r in found.ranking.rejected if gpus else ():
+        if r.offer.device not in {m.offer.device for m in single}:
+            progress.note(f"trainpace: {r.offer.device}: {r.reason}")
     if gpus:
         return _by_card(single)
     chosen = picks(with_front(single))

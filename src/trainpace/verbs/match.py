@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device, catalogue, catalogue_name, find_device, normalised
-from trainpace.core.host import user_folder
+from trainpace.core.host import usable_cores, user_folder
 from trainpace.core.intake import read_text
 from trainpace.core.outcome import forecast_row
 from trainpace.core.records import (
@@ -26,6 +26,7 @@ from trainpace.core.records import (
 from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
+    OWN,
     Binding,
     Job,
     Match,
@@ -163,9 +164,9 @@ def check_provider(name: str, offers: Sequence[Offer]) -> None:
         raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
 
 
-def _is_one_of(device: Device, family: str) -> bool:
+def _is_one_of(card: str, family: str) -> bool:
     """Return True if the card belongs to a family such as A100, in any form factor."""
-    word, *rest = device.name.split()
+    word, *rest = card.split()
     form = rest[:1] and rest[0].upper().startswith(("PCIE", "SXM", "NVL"))
     return bool(form) and normalised(family) == normalised(word)
 
@@ -209,8 +210,38 @@ def chosen_offers(
 
 def _cards_named(gpus: Sequence[str], devices: Iterable[Device], own: Sequence[Device]) -> set[str]:
     """Return the names of the cards that `gpus` name, alone or by their family."""
-    families = {device.name for device in devices for name in gpus if _is_one_of(device, name)}
+    names = {device.name for device in devices}
+    families = {card for card in names for name in gpus if _is_one_of(card, name)}
     return families | {find_device(name, own).name for name in gpus}
+
+
+def not_offered(
+    gpus: Sequence[str], offers: Sequence[Offer], own: Sequence[Device] = ()
+) -> list[Offer]:
+    """Return this machine with one of each GPU that no offer has, without a price.
+
+    Raises:
+        UnknownName: There is no such GPU.
+    """
+    offered = {offer.device for offer in offers}
+    cards = [
+        find_device(name, own).name
+        for name in gpus
+        if not any(_is_one_of(card, name) for card in offered)
+    ]
+    return [
+        Offer(
+            provider=OWN,
+            instance_type=card,
+            device=card,
+            count=1,
+            price_usd_per_hour=0.0,
+            vcpus=usable_cores(),
+            source="not on offer",
+        )
+        for card in dict.fromkeys(cards)
+        if card not in offered
+    ]
 
 
 def _check_known(offers: Sequence[Offer], field: str, names: Sequence[str]) -> None:
@@ -510,6 +541,11 @@ def _offers_for(r: MatchRequest, progress: Progress) -> tuple[list[Offer], dict[
     if r.data_from:
         check_provider(r.data_from, every_offer)
     own = own_devices(r.hardware)
+    if not (r.provider or r.region or r.only_machines):
+        unpriced = not_offered(r.gpu, every_offer, own)
+        every_offer = (*unpriced, *every_offer)
+        for note in notes_on(unpriced):
+            progress.note(f"trainpace: {note}")
     offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own)
     host = named_host(r.host)
     if host is not None:
