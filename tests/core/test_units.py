@@ -97,6 +97,7 @@ def test_parse_ratio_reads_percent_as_share_of_old_speed():
         (2 * 86400, "2 days"),
         (33 * 86400, "33 days"),
         (32 * 50 * 10.7 * 3600, "713 days (1.95 years)"),
+        (117_187_500 * 86400, "320,842 years"),
         (math.inf, "forever"),
     ],
 )

@@ -255,9 +255,9 @@ def test_schedule_counts_must_be_from_1_to_1e18(name):
     assert getattr(Schedule(**{name: 10**18}, **others), name) == 10**18
     for wrong in (0, 10**18 + 1):
         said = refusal_of(lambda wrong=wrong: Schedule(**{name: wrong}, **others))
-        assert said == f"{name} is {wrong}; it must be a whole number from 1 to 1e18."
+        assert said == f"`{name}` is {wrong}; it must be a whole number from 1 to 1e18."
     assert Schedule(epochs=1e18).epochs == 1e18
-    assert refusal_of(lambda: Schedule(epochs=0.0)) == "epochs is 0.0; it must be above 0."
+    assert refusal_of(lambda: Schedule(epochs=0.0)) == "`epochs` is 0.0; it must be above 0."
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import trainpace
 from trainpace.cli import forecasting, journal_commands, measuring
+from trainpace.cli.command import in_options
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS
 from trainpace.verbs.defaults import SETTABLE
@@ -160,3 +161,14 @@ def test_execution_options_have_the_defaults_of_execution():
 def test_options_of_the_current_setup_have_no_default():
     fields = fields_of(PlanRequest)
     assert {bool(fields[name].default) for name in EXECUTION_NOW} == {False}
+
+
+def test_errors_of_records_name_options():
+    names = [name for name in EXECUTION_FIELDS if name != "optimizer"]
+    shown = in_options(" ".join(f"`{name}`" for name in names), COMMANDS["forecast"])
+    assert "`" not in shown
+    assert "--zero " in shown
+    assert in_options("`price_usd_per_device_hour`", COMMANDS["plan"]) == "--price"
+    checked = ("micro_batch", "accumulation", "step_time_s", "deadline_s", "evaluate_every_steps")
+    assert "`" not in in_options(" ".join(f"`{name}`" for name in checked), COMMANDS["schedule"])
+    assert in_options("`nnodes`", {}) == "`nnodes`"

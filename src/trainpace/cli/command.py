@@ -238,10 +238,14 @@ def _check_required(values: Mapping[str, Any]) -> None:
 
 
 def in_options(text: str, fields: Mapping[str, ResolvedField]) -> str:
-    """Replace fields in backquotes by options: `num_gpus` becomes --num-gpus."""
+    """Replace fields in backquotes by options: `num_gpus` becomes --num-gpus.
+
+    A field of a record, such as `zero_stage`, becomes the option that sets it.
+    """
+    setters = {name: field for field in fields.values() for name in field.about.sets.split()}
 
     def shown(match: re.Match[str]) -> str:
-        field = fields.get(match[1])
+        field = fields.get(match[1], setters.get(match[1]))
         if field is None:
             return match[0]
         if isinstance(field.about, Argument):

@@ -291,7 +291,7 @@ EXECUTION_RULES = (
         "tp x pp x cp",
         lambda e, _: e.world_size % (e.tp * e.pp * e.cp) != 0,
         lambda e, _: (
-            f"world size {e.world_size} (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node})"
+            f"world size {e.world_size} (`nnodes` {e.nnodes} x `nproc_per_node` {e.nproc_per_node})"
             f" cannot be divided by tp {e.tp} x pp {e.pp} x cp {e.cp} = {e.tp * e.pp * e.cp}.",
             f"Use a world size that is a multiple of {e.tp * e.pp * e.cp}, or smaller tp, pp or"
             " cp.",
@@ -302,8 +302,8 @@ EXECUTION_RULES = (
         lambda e, _: (e.ep > 1) & (e.world_size % (e.pp * e.ep * e.experts_tp) != 0),
         lambda e, _: (
             f"the {e.world_size // e.pp} ranks of a pipeline stage cannot be divided by ep {e.ep}"
-            f" x expert_tp {e.experts_tp}.",
-            "Use a smaller ep, or expert_tp 1.",
+            f" x `expert_tp` {e.experts_tp}.",
+            "Use a smaller ep, or `expert_tp` 1.",
         ),
     ),
     Rule(
@@ -313,7 +313,7 @@ EXECUTION_RULES = (
             & ((e.pp == 1) | (e.has("pipeline_schedule", "interleaved") == 0))
         ),
         lambda e, _: (
-            f"virtual_stages is {e.virtual_stages}, with pp {e.pp} and the schedule"
+            f"`virtual_stages` is {e.virtual_stages}, with pp {e.pp} and the schedule"
             f" {e.pipeline_schedule}.",
             "Several stages per device need pp of at least 2 and the interleaved schedule.",
         ),
@@ -322,7 +322,7 @@ EXECUTION_RULES = (
         "shard_size",
         lambda e, _: e.data_parallel_size % e.shard_ranks != 0,
         lambda e, _: (
-            f"shard_size {e.shard_size} does not divide the data-parallel size"
+            f"`shard_size` {e.shard_size} does not divide the data-parallel size"
             f" {e.data_parallel_size}.",
             "States are sharded over all data-parallel ranks, or over a divisor of them.",
         ),

@@ -43,7 +43,7 @@ def check_fields(
     for name in names:
         value = getattr(record, name)
         if value is not None and not holds(value):
-            raise TrainpaceError(f"{name} is {value}; it must be {need}.")
+            raise TrainpaceError(f"`{name}` is {value}; it must be {need}.")
 
 
 class Table:

@@ -116,7 +116,7 @@ def parse_ratio(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """Format a duration with at most two units, such as ``1 h 12 min``.
 
-    Long durations also get years: ``713 days (1.95 years)``.
+    Durations above a year also get years: ``713 days (1.95 years)``. Above ten, only years.
     """
     if not math.isfinite(seconds):
         return "forever"
@@ -141,7 +141,10 @@ def _format_days(seconds: float) -> str:
         return _two_units(round(seconds / 3600), 24, "days", "h")
     if days < _DAYS_PER_YEAR:
         return f"{days:.3g} days"
-    return f"{days:,.0f} days ({days / _DAYS_PER_YEAR:,.3g} years)"
+    years = days / _DAYS_PER_YEAR
+    if years >= 10:
+        return f"{format_number(years)} years"
+    return f"{days:,.0f} days ({years:.3g} years)"
 
 
 def format_number(value: float) -> str:

@@ -531,7 +531,7 @@ RULES = (
         ),
         lambda e, f: (
             "the interleaved schedule needs a number of micro-batches that is a multiple of"
-            f" pp {e.pp}; accumulation is {e.accumulation}.",
+            f" pp {e.pp}; `accumulation` is {e.accumulation}.",
             f"Use {-(-e.accumulation // e.pp) * e.pp}, or the schedule 1f1b.",
         ),
     ),
@@ -560,7 +560,7 @@ RULES = (
         lambda e, f: e.offload_parameters & (e.zero_stage < 3),
         lambda e, f: (
             f"only ZeRO stage 3 keeps its parameters on the host; the stage is {e.zero_stage}.",
-            "Use zero_stage 3, or offload only the optimizer.",
+            "Use `zero_stage` 3, or offload only the optimizer.",
         ),
     ),
     Rule(
@@ -577,7 +577,7 @@ RULES = (
         lambda e, f: f.whole_step & (e.accumulation > 1),
         lambda e, f: (
             "the model's step calls the optimizer itself, so gradients cannot be accumulated around"
-            f" it (accumulation is {e.accumulation}).",
+            f" it (`accumulation` is {e.accumulation}).",
             "Accumulate in the step itself.",
         ),
     ),

@@ -62,7 +62,7 @@ class Schedule(Record):
         check_fields(self, ("epochs",), lambda epochs: 0 < epochs <= MAX_COUNT, "above 0")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
-                f"samples ({self.samples}) and tokens ({self.tokens}) both give the size of an"
+                f"`samples` ({self.samples}) and `tokens` ({self.tokens}) both give the size of an"
                 " epoch.",
                 "Give one of them.",
             )
@@ -79,7 +79,7 @@ class Schedule(Record):
         if samples < 1:
             raise Contradiction(
                 f"{self.tokens} tokens are fewer than one sample of {self.sequence_length}"
-                " (sequence_length).",
+                " (`sequence_length`).",
                 "Give more tokens or a shorter sequence.",
             )
         return samples
@@ -293,23 +293,23 @@ class JobConditions(Record):
         check_fields(self, _ABOVE_0, lambda value: 0 < value < math.inf, "above 0")
         if self.evaluation_s > 0 and self.evaluate_every_steps is None:
             raise TrainpaceError(
-                "evaluation_s needs evaluate_every_steps.",
+                "`evaluation_s` needs `evaluate_every_steps`.",
                 "Give the number of steps between evaluations.",
             )
         if self.evaluate_every_steps is not None and self.evaluation_samples:
             raise Contradiction(
-                "evaluate_every_steps and evaluation_samples exclude each other.",
+                "`evaluate_every_steps` and `evaluation_samples` exclude each other.",
                 "Give one of them.",
             )
         every = self.checkpoint_every_steps, self.checkpoint_every_s
         if every == (None, None) and self.checkpoint_s and not self.checkpoints:
             raise TrainpaceError(
-                "checkpoint_s needs checkpoint_every_steps.",
+                "`checkpoint_s` needs `checkpoint_every_steps`.",
                 "Give the number of steps between checkpoints.",
             )
         if None not in every:
             raise Contradiction(
-                "checkpoint_every_steps and checkpoint_every_s exclude each other.",
+                "`checkpoint_every_steps` and `checkpoint_every_s` exclude each other.",
                 "Give one of them.",
             )
 

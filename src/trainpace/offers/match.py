@@ -84,11 +84,11 @@ class Job(Record):
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch <= MOST_BATCH:
             raise TrainpaceError(
-                f"global_batch is {self.global_batch}; it must be from 1 to {MOST_BATCH:,}."
+                f"`global_batch` is {self.global_batch}; it must be from 1 to {MOST_BATCH:,}."
             )
         if self.most_nodes < 1:
             raise TrainpaceError(
-                f"most_nodes is {self.most_nodes}; it must be a whole number from 1."
+                f"`most_nodes` is {self.most_nodes}; it must be a whole number from 1."
             )
 
 

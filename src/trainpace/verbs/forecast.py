@@ -154,7 +154,10 @@ class ForecastRequest(ExecutedRequest):
     ] = None
     tokens: Tokens = None
     max_steps: MaxSteps = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, needs=LENGTH)] = None
+    price: Annotated[
+        float | None,
+        Field("Dollars per GPU and hour.", USD, needs=LENGTH, sets="price_usd_per_device_hour"),
+    ] = None
     loader_rate: Annotated[
         float | None,
         Field("Samples per second of one loader worker.", RATE, needs=f"workers {LENGTH}"),

@@ -294,7 +294,9 @@ class MatchRequest(TrainingRequest, kw_only=True):
     provider: Providers = ()
     region: Regions = ()
     gpu: Gpus = ()
-    max_nodes: Annotated[int, Field("Join up to this many servers of a kind.", DEVICES)] = 4
+    max_nodes: Annotated[
+        int, Field("Join up to this many servers of a kind.", DEVICES, sets="most_nodes")
+    ] = 4
     spot: Annotated[bool, Field("Also spot prices, with the cost of preemption.")] = False
     preempted_every: Annotated[
         float | None,

@@ -140,7 +140,9 @@ class PlanRequest(RequestNow):
         ),
     ] = None
     hardware: HardwareFile = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
+    price: Annotated[
+        float | None, Field("Dollars per GPU and hour.", USD, sets="price_usd_per_device_hour")
+    ] = None
     config: Annotated[
         tuple[str, ...],
         Field("A settings file of the training; repeat for several.", metavar="FILE"),

@@ -256,6 +256,7 @@ class Field:
             "samples|tokens" requires one of the two fields, and "zero=3" requires that `zero` is 3.
             Alternatives that a request does not have are ignored.
         excludes: Fields that cannot be given together with this one, separated by spaces.
+        sets: Fields of records that this field sets, separated by spaces, for their errors.
         overrides: Fields that the command line may combine with this one. If only one of them is on
             the command line, it replaces the other's default from the project file.
     """
@@ -269,6 +270,7 @@ class Field:
     needs: str = ""
     excludes: str = ""
     overrides: str = ""
+    sets: str = ""
 
 
 @dataclass(frozen=True)

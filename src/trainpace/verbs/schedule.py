@@ -40,7 +40,9 @@ class ScheduleRequest(Request):
         Count, Field("Stop after this many optimizer updates.", COUNT, overrides="epochs")
     ] = None
     micro_batch: Annotated[Count, Field("Samples per GPU and forward pass.", COUNT)] = None
-    accumulate: Annotated[Count, Field("Micro-batches per optimizer update.", COUNT)] = None
+    accumulate: Annotated[
+        Count, Field("Micro-batches per optimizer update.", COUNT, sets="accumulation")
+    ] = None
     global_batch: Annotated[Count, Field("Samples per optimizer update, over all GPUs.", COUNT)] = (
         None
     )
@@ -55,26 +57,57 @@ class ScheduleRequest(Request):
     drop_partial_accumulation: Annotated[
         bool, Field("Drop micro-batches that do not fill an update.")
     ] = False
-    step_time: Annotated[Seconds, Field("Time of one update: 210ms.", DURATION)] = None
-    throughput: Annotated[float | None, Field("Samples per second, over all GPUs.")] = None
-    epoch_time: Annotated[
-        Seconds, Field("Time of one epoch: 10.7h.", DURATION, overrides="step_time")
+    step_time: Annotated[
+        Seconds, Field("Time of one update: 210ms.", DURATION, sets="step_time_s")
     ] = None
-    startup: Annotated[float, Field("Once per run: imports, compilation, loading.", DURATION)] = 0.0
-    evaluate_every: Annotated[Count, Field("Steps between evaluations.", COUNT)] = None
-    evaluation_time: Annotated[float, Field("Time of one evaluation.", DURATION)] = 0.0
-    checkpoint_every: Annotated[Count, Field("Steps between checkpoints.", COUNT)] = None
-    checkpoint_time: Annotated[float, Field("Time of one checkpoint.", DURATION)] = 0.0
-    mtbf: Annotated[Seconds, Field("Mean time between failures of the whole job.", DURATION)] = None
-    restart_time: Annotated[float, Field("Time to restart after a failure.", DURATION)] = 0.0
+    throughput: Annotated[
+        float | None, Field("Samples per second, over all GPUs.", sets="throughput_samples_per_s")
+    ] = None
+    epoch_time: Annotated[
+        Seconds,
+        Field("Time of one epoch: 10.7h.", DURATION, overrides="step_time", sets="epoch_time_s"),
+    ] = None
+    startup: Annotated[
+        float, Field("Once per run: imports, compilation, loading.", DURATION, sets="startup_s")
+    ] = 0.0
+    evaluate_every: Annotated[
+        Count, Field("Steps between evaluations.", COUNT, sets="evaluate_every_steps")
+    ] = None
+    evaluation_time: Annotated[
+        float, Field("Time of one evaluation.", DURATION, sets="evaluation_s")
+    ] = 0.0
+    checkpoint_every: Annotated[
+        Count, Field("Steps between checkpoints.", COUNT, sets="checkpoint_every_steps")
+    ] = None
+    checkpoint_time: Annotated[
+        float, Field("Time of one checkpoint.", DURATION, sets="checkpoint_s")
+    ] = 0.0
+    mtbf: Annotated[
+        Seconds,
+        Field(
+            "Mean time between failures of the whole job.",
+            DURATION,
+            sets="mean_time_between_failures_s",
+        ),
+    ] = None
+    restart_time: Annotated[
+        float, Field("Time to restart after a failure.", DURATION, sets="restart_s")
+    ] = 0.0
     repeats: Annotated[
         int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)
     ] = 1
     deadline: Annotated[
-        Seconds, Field("Time available. One missing number is computed from it.", DURATION)
+        Seconds,
+        Field(
+            "Time available. One missing number is computed from it.", DURATION, sets="deadline_s"
+        ),
     ] = None
-    budget: Annotated[float | None, Field("Money available.", USD, needs="price")] = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
+    budget: Annotated[
+        float | None, Field("Money available.", USD, needs="price", sets="budget_usd")
+    ] = None
+    price: Annotated[
+        float | None, Field("Dollars per GPU and hour.", USD, sets="price_usd_per_device_hour")
+    ] = None
     solve_gpus: Annotated[
         bool, Field("Find the number of data-parallel GPUs that meets the deadline.")
     ] = False

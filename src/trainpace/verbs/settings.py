@@ -67,7 +67,7 @@ class SettingsSource(NamedTuple):
         if option is not None and stated is not None and option != stated:
             setting = self.combined.values[name]
             raise Contradiction(
-                f"{name} is {option} on the command line and {stated} in {setting.file}"
+                f"`{name}` is {option} on the command line and {stated} in {setting.file}"
                 f" ({setting.key}).",
                 "Leave the option out, or change the file.",
             )
@@ -212,7 +212,7 @@ def _settings(execution: Execution, data: DataPath | None) -> dict[str, Any]:
 
 def _refuse(left: dict[str, str]) -> None:
     if left:
-        which = "; ".join(f"{name} ({why})" for name, why in left.items())
+        which = "; ".join(f"`{name}` ({why})" for name, why in left.items())
         raise Misuse(
             f"Nothing was written: none of the files can express {which}.",
             "Keep the setting unchanged with `keep`, pass the file that sets it with `config`, or"
@@ -288,7 +288,7 @@ def limits_of(
     for field, why in lacks.items():
         if (size := getattr(start, field)) > 1:
             raise Contradiction(
-                f"{field} is {size} now, and {why}.",
+                f"`{field}` is {size} now, and {why}.",
                 "Leave it out, or give the files of another engine.",
             )
     limits = [

@@ -129,7 +129,12 @@ class TrainingRequest(SoftwareRequest):
     ] = None
     startup: Annotated[
         float | None,
-        Field("Time until the first step.  [default: 60s, assumed]", DURATION, needs=LENGTH),
+        Field(
+            "Time until the first step.  [default: 60s, assumed]",
+            DURATION,
+            needs=LENGTH,
+            sets="startup_s",
+        ),
     ] = None
     evaluation_samples: Annotated[
         int, Field("Samples evaluated after every epoch.", COUNT, needs=LENGTH)
@@ -140,6 +145,7 @@ class TrainingRequest(SoftwareRequest):
             "Time between checkpoints.  [default: the one that loses the least time]",
             ABOVE_0_S,
             needs=LENGTH,
+            sets="checkpoint_every_s",
         ),
     ] = None
     mtbf: Annotated[
@@ -148,6 +154,7 @@ class TrainingRequest(SoftwareRequest):
             "Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]",
             ABOVE_0_S,
             needs=LENGTH,
+            sets="device_mtbf_h",
         ),
     ] = None
     step_variation: Annotated[
@@ -159,7 +166,12 @@ class TrainingRequest(SoftwareRequest):
     ] = 0.0
     download: Annotated[
         float | None,
-        Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, needs=LENGTH),
+        Field(
+            "Speed of that copy.  [default: 0.125, assumed]",
+            GB_PER_S,
+            needs=LENGTH,
+            sets="download_gb_per_s",
+        ),
     ] = None
     sample_bytes: Annotated[
         int,
@@ -171,6 +183,7 @@ class TrainingRequest(SoftwareRequest):
             "Speed of shared storage (checkpoints, samples).  [default: 1, assumed]",
             GB_PER_S,
             needs=LENGTH,
+            sets="storage_gb_per_s",
         ),
     ] = None
 
@@ -243,6 +256,7 @@ EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
         "kind": Literal["none", "optimizer", "parameters", "both"],
         "default": "none",
         "help": "Part of the training state that is kept in host memory.",
+        "sets": "offload_optimizer offload_parameters",
     },
     "checkpointing": {"default": None, "alone": "full"},
 }
@@ -253,7 +267,8 @@ _KINDS: dict[str, Any] = {"count": int, "optional count": int, "number": float, 
 
 def _execution_option(name: str, now: bool) -> tuple[str, Any, Any]:
     field = EXECUTION_FIELDS[EXECUTED_AS.get(name, name)]
-    about = {"help": field.help, "default": field.default} | EXECUTION_OPTIONS.get(name, {})
+    about = {"help": field.help, "default": field.default, "sets": field.name}
+    about |= EXECUTION_OPTIONS.get(name, {})
     if "count" in field.kind:
         about.setdefault("unit", AT_LEAST_1)
     kind, default = about.pop("kind", None), about.pop("default")
@@ -317,7 +332,11 @@ class ExecutedRequest(ExecutionRequest):
     ] = None
     batch: Annotated[
         tuple[int, ...] | None,
-        Field("Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's, or 32]", BATCHES),
+        Field(
+            "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's, or 32]",
+            BATCHES,
+            sets="micro_batch",
+        ),
     ] = None
     global_batch: GlobalBatch = None
 
