@@ -309,6 +309,46 @@ def test_user_without_home_and_account_keeps_files_in_the_temporary_folder(monke
     assert from_home(tmp_path / "rec") == str(tmp_path / "rec")
 
 
+def test_home_folder_is_read_in_one_module():
+    """Both calls raise RuntimeError for a user without HOME and without an account."""
+    package = Path(__file__).parents[2] / "src" / "trainpace"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if any(word in path.read_text() for word in ("Path.home()", ".expanduser()"))
+    }
+    assert found == {"core/host.py"}
+
+
+PLACES = """
+import pathlib, sys
+from trainpace.core.errors import TrainpaceError
+from test_relations import COMMANDS
+asked = 0
+for fields in COMMANDS.values():
+    for field in fields.values():
+        if field.is_flag or field.choices or field.kind is not str:
+            continue
+        try:
+            field.read("no/x.json")
+        except TrainpaceError:
+            asked += 1
+print(asked)
+"""
+
+
+@pytest.mark.slow
+def test_every_option_for_a_file_reads_a_place_that_may_not_be_entered(unreadable):
+    """No option ends in another error than TrainpaceError. Some check their file at once."""
+    tests = Path(__file__).parents[1]
+    script = f"import sys; sys.path[:0] = {[str(tests), str(tests / 'verbs')]!r}\n{PLACES}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=unreadable, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5
+
+
 def test_locked_journal_is_said_within_seconds(folder, monkeypatch):
     monkeypatch.setattr(database, "LOCK_WAIT_S", 0.5)
     with contextlib.closing(sqlite3.connect(folder / "own.db", isolation_level=None)) as other:

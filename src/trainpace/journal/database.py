@@ -1,6 +1,7 @@
 """Database schema of the run journal, and connections to SQLite or PostgreSQL."""
 
 import itertools
+import os
 import random
 import sqlite3
 import time
@@ -171,7 +172,7 @@ def url_of(where: str) -> URL:
     if not where or "\x00" in where:
         raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
     if "://" not in where:
-        return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
+        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(where)))
     try:
         url = make_url(where)
     except (ArgumentError, ValueError):

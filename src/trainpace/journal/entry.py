@@ -17,7 +17,6 @@ import re
 import socket
 import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -25,7 +24,7 @@ from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
-from trainpace.core.host import user_folder
+from trainpace.core.host import home_folder, user_folder
 from trainpace.core.outcome import FailedProbe, Interval, Measurement, StepTime
 from trainpace.core.records import Record
 
@@ -405,8 +404,8 @@ def this_machines_names() -> tuple[str, ...]:
         OSError, KeyError, ImportError
     ):  # A container's user may have no name.
         names.add(getpass.getuser())
-    with contextlib.suppress(RuntimeError):
-        names.add(Path.home().name)
+    if (home := home_folder()) is not None:
+        names.add(home.name)
     names.add(socket.gethostname())
     names |= {name.split(".")[0] for name in names}
     return tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -60,7 +61,7 @@ def may_know(place: str | None, devices: Collection[str], models: Collection[str
     where = place or default_place()
     if "://" in where:
         return True
-    file = Path(where).expanduser()
+    file = Path(os.path.expanduser(where))
     if place is None and not file.exists():
         return False
     import sqlite3
