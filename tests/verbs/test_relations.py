@@ -13,11 +13,13 @@ from trainpace.cli import forecasting, journal_commands, measuring
 from trainpace.cli.command import in_options
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS
+from trainpace.verbs import forecast
 from trainpace.verbs.defaults import SETTABLE
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.plan import EXECUTION_NOW, PlanRequest
 from trainpace.verbs.request import (
     Misuse,
+    Silent,
     as_typed,
     check_relations,
     fields_of,
@@ -172,3 +174,10 @@ def test_errors_of_records_name_options():
     checked = ("micro_batch", "accumulation", "step_time_s", "deadline_s", "evaluate_every_steps")
     assert "`" not in in_options(" ".join(f"`{name}`" for name in checked), COMMANDS["schedule"])
     assert in_options("`nnodes`", {}) == "`nnodes`"
+
+
+def test_cpu_is_not_measured_for_a_precision_that_it_cannot_answer(monkeypatch):
+    monkeypatch.setattr(forecast, "profile_or_brief", None)
+    asked = ForecastRequest(model="resnet18", gpu=("cpu",), precision="bf16")
+    with pytest.raises(Misuse, match="`precision` fp32"):
+        forecast.run(asked, Silent())

@@ -625,10 +625,16 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
         cluster = cluster_with(find_device(name, own), *size, host=host, latency_us=latency_us)
         return Target(cluster, host_copy_gb_per_s=copies, software=software)
 
-    targets = [
-        machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu)
-        for gpu in r.gpu
-    ]
+    def this_machine() -> Target:
+        precision = r.precision or stored_precision(r.model) or "fp32"
+        if form_of(precision) != "fp32":
+            raise Misuse(
+                f"This machine's CPU can be measured in fp32 only, not in {precision}.",
+                "Give `precision` fp32, or a `gpu`.",
+            )
+        return machine(profile_or_brief(progress))
+
+    targets = [this_machine() if gpu.casefold() == "cpu" else card(gpu) for gpu in r.gpu]
     if r.calibrated:
         from trainpace.measure import MachineProfile
 

@@ -128,6 +128,10 @@ def detected(progress: Progress) -> Machine:
     return machine
 
 
+BRIEF_S = 20.0
+"""Seconds of micro-benchmarks. Starting, and timing three networks, takes about twice as long."""
+
+
 def profile_or_brief(progress: Progress) -> MachineProfile:
     """Return the profile from `trainpace calibrate`, or else a brief, unsaved calibration."""
     profile = profile_here(progress)
@@ -136,9 +140,10 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
     from trainpace.measure import calibrate
 
     progress.note(
-        "measuring this machine's CPU for 20 s (trainpace calibrate does it thoroughly, and once)"
+        "measuring this machine's CPU, about a minute (trainpace calibrate does it thoroughly, and"
+        " once)"
     )
-    return calibrate(20.0)
+    return calibrate(BRIEF_S)
 
 
 def profile_here(progress: Progress) -> MachineProfile | None:
