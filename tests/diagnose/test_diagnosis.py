@@ -181,6 +181,8 @@ def test_oversubscribed_threads_get_advice():
     assert saving(
         diagnose(recording(hogwild)), "1 thread per process instead of 4"
     ) == pytest.approx(4)
+    by_script = diagnose(recording(replace(hogwild, threads_by="/x/train.py:17 main")))
+    assert "/x/train.py:17" in by_script.advice[0].how
     assert not any(
         "thread" in a.title
         for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice

@@ -508,8 +508,8 @@ def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 def _setting_threads(rank: Rank, fewer: int) -> str:
     if rank.threads_by:
         return (
-            f"Remove torch.set_num_threads({rank.threads}) at {rank.threads_by}, or pass {fewer}."
-            " OMP_NUM_THREADS has no effect there."
+            f"The script sets {rank.threads} threads at {rank.threads_by}. Remove that line, or set"
+            f" {fewer}. OMP_NUM_THREADS outside the script has no effect."
         )
     return f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer})."
 

@@ -196,7 +196,8 @@ class Rank(Record):
             reinforcement learning. This time is the script's own code ("other").
         epoch_steps: Mean steps of the epochs that ended before their loader did, or 0.
         epoch_batches: Batches of an epoch according to Lightning's Trainer, or 0.
-        threads_by: Line of the script that set the number of threads, or empty.
+        threads_by: Line of the script, or variable of the environment, by which the script set the
+            number of threads. Empty if the script did not set it.
         random_samples: Making a sample draws from a global random generator, so parts of it differ
             in every epoch. None if not recorded.
         listed_numbers: Numbers that a sample holds in Python lists, or 0 for few.

@@ -309,7 +309,8 @@ def _set_threads(recorder: Recorder) -> Callable[..., Any]:
     def act(plain: Callable[[int], None], /, threads: int) -> None:
         plain(threads)
         if not recorder.steps:  # Later, an intervention may set the number.
-            recorder.log.note(threads=threads, threads_by=line_of(sys._getframe(1))[0])
+            line, library = line_of(sys._getframe(1))
+            recorder.log.note(threads=threads, threads_by="" if library else line)
 
     return act
 

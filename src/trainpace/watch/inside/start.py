@@ -24,6 +24,9 @@ from trainpace.watch.inside import engines, files, observers, patches, ranks, sc
 from trainpace.watch.inside.event_log import STOP_AFTER, TASK, TRIALS, EventLogWriter, Step, unused
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 
+THREADS = "OMP_NUM_THREADS"
+THREADS_BEFORE = os.environ.get(THREADS)
+"""Number of threads in the environment before the script starts."""
 RAY_WORKER = "default_worker.py"
 """Script of Ray's workers. They train in a thread, and Ray kills them after the training."""
 DDP_NOTED_AFTER = (20, 100, 500)
@@ -89,7 +92,8 @@ def _new_log(torch: Any) -> EventLogWriter:
         "cpus": usable_cores(),
     }
     log = EventLogWriter(path, header)
-    log.note(torch=str(torch.__version__), threads=torch.get_num_threads())
+    by = f"os.environ[{THREADS!r}]" if os.environ.get(THREADS) != THREADS_BEFORE else ""
+    log.note(torch=str(torch.__version__), threads=torch.get_num_threads(), threads_by=by)
     return log
 
 
