@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.core.errors import TrainpaceError
-from trainpace.diagnose import diagnose, split
+from trainpace.diagnose import diagnose, loader_cost, split
 from trainpace.watch import PARTS, Line, StatedLength
 
 
@@ -817,7 +817,11 @@ def test_workers_share_the_wait_for_storage_but_not_the_wait_for_cores():
     """Making a batch takes 80 of 90 ms, of which 20 are on one of the two cores."""
     r = rank(data=80, forward=10, loader=loader(), fetch=fetch(wall=5, cpu=1.25), cpus=2)
     assert workers_save_ms(r) > 0.7 * 90
-    assert 0.3 * 90 < workers_save_ms(replace(r, delayed_share=0.75)) <= 0.5 * 90
+    busy = replace(r, delayed_share=0.75)
+    assert 0.3 * 90 < workers_save_ms(busy) <= 0.5 * 90
+    assert [loader_cost(one).sample_wall_ms for one in (r, busy)] == pytest.approx([5, 1.25])
+    in_workers = replace(busy, loader=loader(workers=1), fetch=fetch(5, 1.25, in_workers=True))
+    assert loader_cost(in_workers).sample_wall_ms == 5
 
 
 def test_two_cores_make_collated_batches_at_most_twice_as_fast():

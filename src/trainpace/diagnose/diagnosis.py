@@ -10,7 +10,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
 from trainpace.core.units import format_duration, format_number
 from trainpace.diagnose.advice import WORTH, advise
-from trainpace.diagnose.loader_advice import crowding_cores
+from trainpace.diagnose.loader_advice import core_wait_ms, crowding_cores
 from trainpace.diagnose.shares import (
     FEW_SAMPLES,
     IN_WORDS,
@@ -298,7 +298,9 @@ def _sample_in_words(rank: Rank) -> str:
     assert rank.fetch is not None
     workers = rank.loader.workers if rank.loader else 0
     kind = "computing"
-    if rank.fetch.sample_cpu_ms < 0.5 * rank.fetch.sample_wall_ms:
+    if core_wait_ms(rank) > 0.5 * rank.fetch.sample_wall_ms:
+        kind = "waiting for a core"
+    elif rank.fetch.sample_cpu_ms < 0.5 * rank.fetch.sample_wall_ms:
         shared = workers > rank.cpus
         kind = f"waiting for storage or for one of {rank.cpus} cores" if shared else "waiting"
     where = f"in {_count(workers, 'worker')}" if workers else "in the training process"

@@ -42,16 +42,28 @@ worker took longer than that.
 
 
 def loader_cost(rank: Rank) -> LoaderCost | None:
-    """Return the measured cost of loading a batch, or None if fetches were not timed."""
+    """Return the measured cost of loading a batch, or None if fetches were not timed.
+
+    It does not include waiting for a core, because other machines and workers have other cores.
+    """
     if rank.fetch is None:
         return None
     batch = round(rank.samples_per_step / batches_per_step(rank))
     return LoaderCost(
-        sample_wall_ms=rank.fetch.sample_wall_ms,
+        sample_wall_ms=rank.fetch.sample_wall_ms - core_wait_ms(rank),
         sample_cpu_ms=rank.fetch.sample_cpu_ms,
         collate_ms=rank.fetch.collate_ms,
         batch_size=batch or (rank.loader and rank.loader.batch_size) or 1,
     )
+
+
+def core_wait_ms(rank: Rank) -> float:
+    """Return the time per sample that the training process waits for a core while it loads."""
+    fetch, share = rank.fetch, min(rank.delayed_share, 0.999)
+    if fetch is None or fetch.in_workers:
+        return 0.0
+    waiting_ms = max(0.0, fetch.sample_wall_ms - fetch.sample_cpu_ms)
+    return min(waiting_ms, fetch.sample_cpu_ms * share / (1 - share))
 
 
 def _compute_ms(rank: Rank, split: Split) -> float:
@@ -78,10 +90,15 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     rank, cost = ranks[0], loader_cost(ranks[0])
     assert cost is not None
     if not rank.loader or not rank.loader.workers:
-        # Workers share the wait for storage, but not the wait for a core.
-        on_core = cost.sample_cpu_ms / max(1e-3, 1 - rank.delayed_share)
-        cpu_ms = max(cost.sample_cpu_ms, min(cost.sample_wall_ms, on_core))
-        cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS, sample_cpu_ms=cpu_ms)
+        # Workers share the wait for storage, but each waits for a core as long as now.
+        wait_ms = core_wait_ms(rank)
+        cost = replace(
+            cost,
+            sample_wall_ms=cost.sample_wall_ms + wait_ms,
+            sample_cpu_ms=cost.sample_cpu_ms + wait_ms,
+            send_ms=SEND_MS,
+            handover_ms=HANDOVER_MS,
+        )
     cores = _cores(ranks)
     # Threads wait for each other at the end of every operator. If there are as many threads as
     # cores, a worker therefore slows the model down on any core.
