@@ -302,11 +302,10 @@ def _save_page(
         tell(f"Picture: {file}", err=True)
 
 
-class _Value(click.ParamType):
-    def __init__(self, field: ResolvedField) -> None:
-        self._field = field
-        plain = {int: "integer", float: "float"}.get(field.kind, "text")
-        self.name = field.about.unit.name if field.about.unit else plain
+class _Reader(click.ParamType):
+    """Type of a parameter whose text is read by its field."""
+
+    _field: ResolvedField
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -316,6 +315,13 @@ class _Value(click.ParamType):
         except TrainpaceError as error:
             self.fail(str(error), param, ctx)
 
+
+class _Value(_Reader):
+    def __init__(self, field: ResolvedField) -> None:
+        self._field = field
+        plain = {int: "integer", float: "float"}.get(field.kind, "text")
+        self.name = field.about.unit.name if field.about.unit else plain
+
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[Any]:
@@ -324,16 +330,10 @@ class _Value(click.ParamType):
         return values(self._field.name, self._field.about.metavar, incomplete)
 
 
-class _Choice(click.Choice):
+class _Choice(_Reader, click.Choice):
     def __init__(self, field: ResolvedField) -> None:
         super().__init__(field.choices)
         self._field = field
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._field.read_one(value)
-        except TrainpaceError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _parameter(field: ResolvedField, fields: Mapping[str, ResolvedField]) -> click.Parameter:

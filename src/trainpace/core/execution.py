@@ -250,9 +250,14 @@ class Execution(Record):
         return self.nnodes * self.nproc_per_node
 
     @property
+    def ranks_per_copy(self) -> int:
+        """Number of ranks that divide one copy of the model among them: tp x pp x cp."""
+        return self.tp * self.pp * self.cp
+
+    @property
     def data_parallel_size(self) -> int:
         """Number of ranks that process different samples: world size / (tp x pp x cp)."""
-        return self.world_size // (self.tp * self.pp * self.cp)
+        return self.world_size // self.ranks_per_copy
 
     @property
     def experts_tp(self) -> int:
@@ -289,12 +294,11 @@ class Rule(NamedTuple):
 EXECUTION_RULES = (
     Rule(
         "tp x pp x cp",
-        lambda e, _: e.world_size % (e.tp * e.pp * e.cp) != 0,
+        lambda e, _: e.world_size % e.ranks_per_copy != 0,
         lambda e, _: (
             f"world size {e.world_size} (`nnodes` {e.nnodes} x `nproc_per_node` {e.nproc_per_node})"
-            f" cannot be divided by tp {e.tp} x pp {e.pp} x cp {e.cp} = {e.tp * e.pp * e.cp}.",
-            f"Use a world size that is a multiple of {e.tp * e.pp * e.cp}, or smaller tp, pp or"
-            " cp.",
+            f" cannot be divided by tp {e.tp} x pp {e.pp} x cp {e.cp} = {e.ranks_per_copy}.",
+            f"Use a world size that is a multiple of {e.ranks_per_copy}, or smaller tp, pp or cp.",
         ),
     ),
     Rule(

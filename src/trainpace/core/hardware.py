@@ -88,6 +88,11 @@ class Device(Record):
     tdp_w: Figure | None = None
 
     @property
+    def generation(self) -> str:
+        """Major number of the compute capability, or "" if it is unknown."""
+        return self.compute_capability.partition(".")[0]
+
+    @property
     def torch_precision(self) -> Literal["fp32", "torch_fp32"]:
         """torch's default precision for fp32 models: convolutions run in TF32 if supported."""
         return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"

@@ -311,6 +311,11 @@ class Forecast(Record):
         )
 
     @property
+    def can_run(self) -> bool:
+        """True if the step has a time, and nothing says that it does not fit in memory."""
+        return self.step is not None and self.fits is not False
+
+    @property
     def samples_per_second(self) -> float | None:
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
 

@@ -198,7 +198,7 @@ def default_implementation(device: Device) -> Implementation:
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.11 ran cuDNN's kernels on the H100
     of fitting/data.
     """
-    major, _, _ = device.compute_capability.partition(".")
+    major = device.generation
     if major in ("9", "10"):
         return "cudnn"
     return "efficient" if major.isdigit() and int(major) < 8 else "flash2"
@@ -294,7 +294,7 @@ def instruction_share(device: Device, name: str) -> float:
     """Return the share of the matrix rate that the instructions of an implementation can reach."""
     if name.removesuffix("_backward") not in AMPERE_KERNELS:
         return 1.0
-    return OLD_INSTRUCTIONS.get(device.compute_capability.partition(".")[0], 1.0)
+    return OLD_INSTRUCTIONS.get(device.generation, 1.0)
 
 
 def exponentials_per_s(device: Device, cuda_core_peak: float) -> float:

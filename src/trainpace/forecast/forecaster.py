@@ -317,6 +317,6 @@ class Forecaster:
                 one = self.on(replace(cluster, nodes=nodes, devices_per_node=per_node)).forecast(e)
             except TrainpaceError:  # Too few devices for its tensor or pipeline parallelism.
                 continue
-            if one.step is not None and one.fits is not False:
+            if one.can_run:
                 forecasts.append(one)
         return tuple(forecasts)

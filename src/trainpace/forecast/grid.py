@@ -137,11 +137,15 @@ class Grid:
         return np.asarray(self.nnodes * self.nproc_per_node)
 
     @property
+    def ranks_per_copy(self) -> Counts:
+        """Number of ranks that divide one copy of the model among them: tp x pp x cp."""
+        return np.asarray(self.tp * self.pp * self.cp)
+
+    @property
     def data_parallel_size(self) -> Counts:
         """Number of data-parallel ranks, or 0 if tp * pp * cp does not divide the world size."""
-        ranks_per_copy = self.tp * self.pp * self.cp
-        divides = self.world_size % ranks_per_copy == 0
-        return np.where(divides, self.world_size // ranks_per_copy, 0)
+        divides = self.world_size % self.ranks_per_copy == 0
+        return np.where(divides, self.world_size // self.ranks_per_copy, 0)
 
     @property
     def experts_tp(self) -> Counts:
@@ -186,7 +190,7 @@ class Grid:
 
         FSDP compiles block by block, and leaves the loss outside (torchtitan's parallelize.py).
         """
-        whole = (self.zero_stage < 3) & (self.tp * self.pp * self.cp == 1)
+        whole = (self.zero_stage < 3) & (self.ranks_per_copy == 1)
         return np.asarray(self.is_compiled & whole)
 
     @property
@@ -445,10 +449,6 @@ class Facts(NamedTuple):
         return cls(cluster, workload.sequence_length, *shape)
 
 
-def _ranks_per_copy(e: Any) -> Any:
-    return e.tp * e.pp * e.cp
-
-
 def _possible(n: int) -> str:
     return ", ".join(str(size) for size in divisors(n) if size <= MOST_SHOWN)
 
@@ -476,7 +476,7 @@ RULES = (
     *EXECUTION_RULES,
     Rule(
         "no blocks",
-        lambda e, f: (_ranks_per_copy(e) > 1) & (not f.has_blocks),
+        lambda e, f: (e.ranks_per_copy > 1) & (not f.has_blocks),
         lambda e, f: (
             f"tp {e.tp}, pp {e.pp} and cp {e.cp} need a model with repeated blocks, and this one"
             " has none.",
@@ -538,7 +538,7 @@ RULES = (
     Rule(
         "engine",
         lambda e, f: (
-            e.has("engine", "data_parallel") & ((_ranks_per_copy(e) > 1) | (e.zero_stage > 0))
+            e.has("engine", "data_parallel") & ((e.ranks_per_copy > 1) | (e.zero_stage > 0))
         ),
         lambda e, f: (
             f"nn.DataParallel cannot run tp {e.tp}, pp {e.pp}, cp {e.cp} and ZeRO stage"
@@ -672,7 +672,7 @@ def unsupported(
         yield from _impossible_updates(grid, workload.optimizer)
     if form.blocks is not None and form.blocks.are_most:
         return
-    divided = (_ranks_per_copy(grid) > 1) | (grid.ep > 1)
+    divided = (grid.ranks_per_copy > 1) | (grid.ep > 1)
     yield (
         divided,
         f"{workload.model} has no repeated blocks, which tensor, pipeline, context and expert"
@@ -753,7 +753,7 @@ def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
     """
     smaller = []
     for ranks in divisors(execution.data_parallel_size)[:-1]:
-        world = _ranks_per_copy(execution) * ranks
+        world = execution.ranks_per_copy * ranks
         nodes = -(-world // devices_per_node)
         shard = None if execution.shard_size is None else min(execution.shard_size, ranks)
         experts = execution.pp * execution.ep * execution.experts_tp

@@ -412,7 +412,7 @@ def is_modelled(device: Device) -> bool:
 
     The device must be an NVIDIA GPU from Volta on, with known SM count and memory bandwidth.
     """
-    major = device.compute_capability.partition(".")[0]
+    major = device.generation
     return (
         major.isdigit()
         and int(major) >= 7

@@ -321,7 +321,7 @@ def _variant(
     run: MeasuredRun, spec: str, execution: Execution, version: tuple[int, ...] | None
 ) -> Variant:
     is_transformer = ModelSpec.of(spec).kind == "transformers"
-    undivided = execution.tp * execution.pp * execution.cp == 1
+    undivided = execution.ranks_per_copy == 1
     return Variant(
         optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
         sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
@@ -340,7 +340,7 @@ def _network(run: MeasuredRun, execution: Execution, device: Device) -> tuple[fl
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is not None or execution.nnodes == 1:
         return network, ""
-    major = device.compute_capability.partition(".")[0]
+    major = device.generation
     newer = major.isdigit() and int(major) >= 9
     network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
     return network, f"a network of {network:g} GB/s per GPU"
@@ -372,7 +372,7 @@ def execution_of(run: MeasuredRun) -> Execution:
         raise TrainpaceError("offloaded activations cannot be forecast.")
     stated = read_parallelism(run.parallelism)
     nodes, gpus = (max(1, int(count or 1)) for count in (run.num_nodes, run.num_gpus))
-    shards = stated.tp * stated.pp * stated.cp
+    shards = stated.ranks_per_copy
     for parts, name in ((nodes, "the number of nodes"), (shards, "tp x pp x cp")):
         if gpus % parts:
             raise TrainpaceError(f"{gpus} GPUs cannot be divided by {name}, {parts}.")

@@ -198,7 +198,7 @@ def sustained_rates(
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
-    c, generation = constants, device.compute_capability.partition(".")[0]
+    c, generation = constants, device.generation
     # Since Volta, CUDA cores have enough issue slots and operand caches for matmuls to reach their
     # peak. Kepler has 192 lanes per multiprocessor, which are even harder to keep busy. Its ECC
     # also costs memory bandwidth.
@@ -259,7 +259,7 @@ def _speed_ups(
     device: Device, plain: float, model: MatmulModel | None, c: KernelConstants
 ) -> dict[str, float]:
     """Return `Rates.issue` and `Rates.products_boost`. `plain` is `Rates.plain`."""
-    major, lanes = device.compute_capability.partition(".")[0], device.fp32_lanes_per_sm
+    major, lanes = device.generation, device.fp32_lanes_per_sm
     issues_more = lanes is not None and major.isdigit() and int(major) >= 7
     parameters = (model or fitted_matmuls()).widths["16"].parameters
     boosted = device.is_consumer and parameters.familiarity(device) != "card"

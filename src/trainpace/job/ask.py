@@ -204,7 +204,7 @@ def _at_constant_batch(
 
 
 def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Execution:
-    processes = ranks * execution.tp * execution.pp * execution.cp
+    processes = ranks * execution.ranks_per_copy
     return replace(execution, nnodes=1, nproc_per_node=processes, accumulation=accumulation)
 
 

@@ -644,7 +644,7 @@ def _variant_of(run: SharedRun) -> Variant | None:
         run.sequence_length,
         run.image_size,
         mode=run.mode,
-        checkpointing=e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1,
+        checkpointing=e.activation_checkpointing == "full" and e.ranks_per_copy == 1,
     )
 
 

@@ -106,6 +106,12 @@ class Match(Record):
     on_front: bool = False
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars per hour of all servers."""
+        price = self.offer.price(self.spot)
+        return None if price is None else price * self.nodes
+
+    @property
     def mean_hours(self) -> float:
         """Expected total time in hours."""
         return self.time.hours
@@ -415,7 +421,7 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
     """Return the total hours and cost of the job on each server that can run it."""
     jobs = []
     for offer, _, spot, (forecast, training) in able:
-        price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
+        price = offer.price(spot)
         assert forecast.step is not None
         assert forecast.step_time_interval_ms is not None
         assert price is not None

@@ -127,6 +127,10 @@ class Offer(Record):
                     f"{name}: as_of is {self.as_of!r}; write it as 2026-11-20."
                 ) from None
 
+    def price(self, spot: bool) -> float | None:
+        """Return the dollars per hour of one server."""
+        return self.spot_price_usd_per_hour if spot else self.price_usd_per_hour
+
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
     """Return True if the price is undated or older than STALE_AFTER_DAYS.

@@ -266,7 +266,7 @@ def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: 
     """Return one sentence with the devices, how they divide the model, and the deciding fact."""
     e = result.choice(best).execution
     parameters = f"{format_count(problem.workload.parameters)} parameters"
-    if e.world_size > 1 and e.tp * e.pp * e.cp * e.ep == 1:
+    if e.world_size > 1 and e.ranks_per_copy * e.ep == 1:
         reason = _data_parallel(evaluator, e, result.room_gib, parameters)
     elif e.world_size > 1:
         reason = " and ".join(_divided(problem, evaluator, e, parameters))

@@ -439,7 +439,7 @@ def config_line(choice: Choice) -> str:
         gpus_in_words(e),
         e.precision,
         _sharding(e) if e.data_parallel_size > 1 or e.zero_stage else "",
-        _layout(e) if e.tp * e.pp * e.cp * e.ep > 1 else "",
+        _layout(e) if e.ranks_per_copy * e.ep > 1 else "",
         "torch.compile" * e.compile,
         "channels_last" * e.channels_last,
         f"{e.activation_checkpointing} recomputation" * recomputes,

@@ -177,7 +177,7 @@ def verdict(
     The second value is False if nothing fits or nothing can be forecast, else None.
     """
     done = [row for row in rows if row.step is not None]
-    fitting = [row for row in done if row.fits is not False]
+    fitting = [row for row in rows if row.can_run]
     if not done:
         return f"No forecast is possible. {sentence(rows[0].reason)}", False
     if not fitting:
@@ -303,7 +303,7 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
     if len(rows) > 1:
         yield table
     else:
-        fits = rows[0].step and rows[0].fits is not False
+        fits = rows[0].can_run
         yield from brief(say(fits and _in_a_line(rows[0])))
         yield from details("", table)
     some = f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all."
@@ -352,7 +352,7 @@ def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[For
 
 
 def _sizes_to_show(swept: Sequence[Forecast], trend: Trend | None) -> set[int]:
-    fitting = [row for row in swept if row.step is not None and row.fits is not False]
+    fitting = [row for row in swept if row.can_run]
     marked = (swept[0], swept[-1], steps.best_of(swept) or swept[0], *fitting[-1:])
     sizes = {row.execution.micro_batch for row in marked} | {2**i for i in range(31)}
     return sizes | {trend.knee_batch} if trend else sizes

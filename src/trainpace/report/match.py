@@ -94,15 +94,6 @@ def _short(m: Match) -> str:
     return f"{m.offer.provider}, {gpus}{', spot' if m.spot else ''}"
 
 
-def _hourly(m: Match) -> float | None:
-    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
-    return None if price is None else price * m.nodes
-
-
-def _per_hour(m: Match) -> str:
-    return usd(_hourly(m))
-
-
 def _gpus(offer: Offer) -> str:
     return devices(offer.count, offer.device)
 
@@ -132,7 +123,7 @@ _PICKED = (
     Column("hours", cell="match.mean_hours"),
     Column("90% interval", cell="match.hours", form=interval),
     Column("cost", cell="match.mean_usd", form=usd),
-    Column("$/h", 1, cell="match", form=_per_hour),
+    Column("$/h", 1, cell="match.usd_per_hour", form=usd),
 )
 _TOKENS = Column("tokens/s", 2, cell="match.forecast.tokens_per_second")
 _RANKED = (
@@ -146,7 +137,7 @@ _RANKED = (
     Column("90% interval", 1, cell="match.hours", form=interval),
     Column("cost", cell="match.mean_usd", form=usd),
     Column("cost, 90%", 10, cell=lambda ranked: interval(ranked.match.usd, form=usd)),
-    Column("$/h", 2, cell="match", form=_per_hour),
+    Column("$/h", 2, cell="match.usd_per_hour", form=usd),
     Column("GiB", 5, cell="match.forecast.memory.allocated_gib"),
     Column(
         "$/1000 steps",
@@ -324,7 +315,10 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
             if f.sequence_length
             else ""
         )
-        text = f"{_server_and_time(m)}, {_per_hour(m)} per hour{tokens}.{_against_cheaper(pick)}"
+        text = (
+            f"{_server_and_time(m)}, {usd(m.usd_per_hour)} per hour{tokens}."
+            f"{_against_cheaper(pick)}"
+        )
         if pick.as_fast is not None:
             text += (
                 f" {server(pick.as_fast)} is as fast within the forecast's error, for"

@@ -262,7 +262,7 @@ def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
     """Return the fitting row with the highest throughput, in tokens if samples have tokens."""
-    able = [row for row in rows if row.step is not None and row.fits is not False]
+    able = [row for row in rows if row.can_run]
     return max(
         able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None
     )

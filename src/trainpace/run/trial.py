@@ -189,7 +189,7 @@ def _rules(engine: EngineName, e: Execution) -> tuple[tuple[bool, str, str], ...
     offloads_one = e.offload_optimizer != e.offload_parameters
     return (
         (
-            e.tp * e.pp * e.cp > 1,
+            e.ranks_per_copy > 1,
             f"trials run data parallelism only; tp {e.tp}, pp {e.pp}, cp {e.cp} need model code.",
             "Try it in your script, started by its own launcher.",
         ),

@@ -82,6 +82,7 @@ from trainpace.workload import (
     make_optimizer,
     map_tensors,
     optimizer_name,
+    recomputes_itself,
 )
 
 PRECISIONS: dict[Precision, Any] = {
@@ -327,16 +328,7 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
     blocks of its longest chain of similar blocks are wrapped, and those outside the chain. If the
     model has neither, nothing is recomputed, and a note says so.
     """
-    # transformers renamed this method in 5.x.
-    for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
-        if hasattr(model, switch):
-            getattr(model, switch)({"use_reentrant": False})
-            return ()
-    if hasattr(model, "set_grad_checkpointing"):
-        model.set_grad_checkpointing(True)
-        return ()
-    if hasattr(model, "enable_gradient_checkpointing"):  # diffusers
-        model.enable_gradient_checkpointing()
+    if recomputes_itself(model):
         return ()
     chain = longest_chain(model)
     if chain is None:

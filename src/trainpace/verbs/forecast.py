@@ -375,7 +375,7 @@ def _sweeps(
 
 
 def _fits(sweep: Sweep) -> bool:
-    return any(row.step is not None and row.fits is not False for row in sweep.rows)
+    return any(row.can_run for row in sweep.rows)
 
 
 def _sweep(
@@ -557,7 +557,7 @@ def _loader_note(loader: RecordedLoader, rows: Sequence[Forecast]) -> str:
 
 def _asked(sweep: Sweep) -> Asked:
     """Return the query for public measurements: the fastest row that fits, or else the first."""
-    fitting = [row for row in sweep.rows if row.step is not None and row.fits is not False]
+    fitting = [row for row in sweep.rows if row.can_run]
     best = max(fitting, key=lambda row: row.samples_per_second or 0.0, default=sweep.rows[0])
     return sweep.forecaster.workload, best.execution, sweep.device
 
@@ -577,7 +577,7 @@ def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tu
 
 def _trend(rows: Sequence[Forecast]) -> Trend | None:
     """Return the trend over the batch sizes that fit in memory. None if a size occurs twice."""
-    rows = [row for row in rows if row.step is not None and row.fits is not False]
+    rows = [row for row in rows if row.can_run]
     rows = sorted(rows, key=lambda row: row.execution.micro_batch)
     batches = [row.execution.micro_batch for row in rows]
     if len(set(batches)) < len(batches):

@@ -461,13 +461,12 @@ FORECAST_COLUMNS = (
 
 def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict[str, Any]:
     f, time, row = m.forecast, m.time, forecast_row(m.forecast)
-    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
     return {
         "rank": rank,
         **_server_json(m, today),
         "spot": m.spot,
         "pareto": m.on_front,
-        "price_usd_per_hour": None if price is None else price * m.nodes,
+        "price_usd_per_hour": m.usd_per_hour,
         **{name: row[name] for name in FORECAST_COLUMNS},
         "accumulation": f.execution.accumulation,
         "zero_stage": f.execution.zero_stage,

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from trainpace.workload.operators import Row, rows_of
     from trainpace.workload.optimizers import make_optimizer, optimizer_name
     from trainpace.workload.specs import build_task
-    from trainpace.workload.task import Task, WholeStep, image_task, longest_first, usual_optimizer
+    from trainpace.workload.task import (
+        Task,
+        WholeStep,
+        image_task,
+        longest_first,
+        recomputes_itself,
+        usual_optimizer,
+    )
     from trainpace.workload.trace import in_short, trace_task
     from trainpace.workload.workload import (
         AS_IT_IS,

@@ -181,32 +181,47 @@ def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Turn on the model's own activation checkpointing, block by block.
+    """Turn on the model's own activation checkpointing on the meta device, block by block.
 
     Raises:
         TrainpaceError: If the model does not support it.
     """
     # The meta device has no random state to save.
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if not recomputes_itself(model, preserve_rng_state=False):
+        raise TrainpaceError(
+            f"{type(model).__name__} has no switch for activation checkpointing.",
+            "Use a transformers, timm or diffusers model, or call torch.utils.checkpoint in your"
+            " own.",
+        )
+
+
+def recomputes_itself(model: Any, **options: Any) -> bool:
+    """Turn on a model's own activation checkpointing. Return False if it has no switch.
+
+    Args:
+        model: The model.
+        options: Options of torch.utils.checkpoint.
+
+    Raises:
+        TrainpaceError: If the model has a switch but does not support checkpointing.
+    """
+    options["use_reentrant"] = False
     switches = {
         "activation_checkpointing_enable": options,  # transformers 5
         "gradient_checkpointing_enable": options,
         "set_grad_checkpointing": True,  # timm
         "enable_gradient_checkpointing": partial(checkpoint, **options),  # diffusers
     }
-    for switch, argument in switches.items():
-        if hasattr(model, switch):
-            try:
-                getattr(model, switch)(argument)
-            except ValueError as error:  # models that do not support it have the method too
-                raise TrainpaceError(
-                    str(error), "Call torch.utils.checkpoint in a model of your own."
-                ) from None
-            return
-    raise TrainpaceError(
-        f"{type(model).__name__} has no switch for activation checkpointing.",
-        "Use a transformers, timm or diffusers model, or call torch.utils.checkpoint in your own.",
-    )
+    switch = next((name for name in switches if hasattr(model, name)), None)
+    if switch is None:
+        return False
+    try:
+        getattr(model, switch)(switches[switch])
+    except ValueError as error:  # models that do not support it have the method too
+        raise TrainpaceError(
+            str(error), "Call torch.utils.checkpoint in a model of your own."
+        ) from None
+    return True
 
 
 def name_of_loss(criterion: Callable[..., Any]) -> str | None:
