@@ -23,8 +23,8 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution, Precision
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
-from trainpace.job import Schedule
-from trainpace.plan import NO_WAIT, Problem, SearchSpace
+from trainpace.job import NO_WAIT, Schedule
+from trainpace.plan import Problem, SearchSpace
 from trainpace.plan.evaluate import part_of
 from trainpace.plan.search import executions_on, search
 from trainpace.plan.settings import config_line

@@ -18,12 +18,12 @@ from trainpace.core.outcome import Interval, StepTime
 from trainpace.core.records import to_jsonable
 from trainpace.diagnose import diagnose, read_profiled
 from trainpace.forecast import Forecaster, Grid, Target, nearest
-from trainpace.job import Schedule
+from trainpace.job import DataPath, Schedule
 from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import DataPath, Problem, plan_changes
+from trainpace.plan import Problem, plan_changes
 from trainpace.report import (
     diagnosis_sections,
     forecast_sections,

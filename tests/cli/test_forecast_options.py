@@ -68,7 +68,6 @@ def forecast(*arguments):
         (("--samples", "9", "--epochs", "1e308"), "'--epochs'"),
         (("--network-latency", "1ms"), "needs --nodes"),
         (("--workers", "3"), "needs --loader-rate"),
-        (("--workers", "3", "--loader-rate", "9"), "needs --epochs"),
     ],
 )
 def test_option_conflicting_with_a_saved_workload_is_rejected(model, arguments, said):

@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nouns import forecast, workload
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.hardware import find_device
-from trainpace.core.outcome import JOB_PARTS, Interval, StepTime
-from trainpace.job import JobConditions, Training, power_w
-from trainpace.job.training import CORE_SPREAD, job_ranges, slowest_of
+from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.outcome import JOB_PARTS, StepTime
+from trainpace.job import DataPath, JobConditions, Training, power_w, with_data_ms, with_host_work
+from trainpace.job.training import CORE_SPREAD, slowest_of
 
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 
@@ -17,7 +19,7 @@ STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communicati
 USUAL = JobConditions()
 
 
-def training(conditions=USUAL, nodes=4, vcpus=None, steps=10_000):
+def training(conditions=USUAL, nodes=4, steps=10_000):
     return Training(
         steps=steps,
         epochs=10.0,
@@ -27,12 +29,11 @@ def training(conditions=USUAL, nodes=4, vcpus=None, steps=10_000):
         compiles=False,
         conditions=conditions,
         state_bytes=1e10,
-        vcpus=vcpus,
     )
 
 
-def job(conditions=USUAL, nodes=4, vcpus=None):
-    return training(conditions, nodes, vcpus).time(STEP.total_ms / 1e3, STEP.evaluating_ms / 1e3)
+def job(conditions=USUAL, nodes=4):
+    return training(conditions, nodes).time(STEP.total_ms / 1e3, STEP.evaluating_ms / 1e3)
 
 
 def test_job_without_extras_is_steps_and_final_checkpoint():
@@ -49,28 +50,34 @@ def test_slow_loading_is_counted_as_data_wait():
         job(JobConditions(sample_bytes=1e5)).data_wait_s == 0.0
     )  # 25.6 MB per step at 1 GB/s take 26 ms of the 100 ms step
     assert job(JobConditions(sample_bytes=1e6)).data_wait_s == pytest.approx(10_000 * (0.256 - 0.1))
-    assert job(JobConditions(samples_per_cpu_s=80.0), vcpus=8).data_wait_s == 0.0
-    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(
-        10_000 * (1.0 - 0.1)
-    )
-    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=None).data_wait_s == 0.0
 
 
-def test_data_bound_training_interval_reflects_cpu_spread():
-    waits = training(
-        JobConditions(samples_per_cpu_s=8.0, startup_s=0.0, checkpoints=False, device_mtbf_h=None),
-        nodes=1,
-        vcpus=8,
-    )
-    sure = Interval(
-        low=STEP.total_ms, high=STEP.total_ms, coverage=0.9, basis="a step that is known exactly"
-    )
-    (ranged,) = job_ranges([(waits, STEP, sure)])
-    loading_s = 10_000 * 256 / (8 * 8.0)
-    assert ranged.time.total_s == pytest.approx(loading_s)
-    assert (ranged.seconds.low, ranged.seconds.high) == pytest.approx(
-        (loading_s / CORE_SPREAD, loading_s * CORE_SPREAD)
-    )
+@pytest.mark.parametrize(
+    ("data", "expected_ms"),
+    [
+        (DataPath(own_ms=3.0), 13.0),
+        (DataPath(workers=2, ms_per_sample=2.0, own_ms=3.0), 13.0),
+        (DataPath(workers=2, ms_per_sample=5.0, own_ms=3.0), 20.0),
+        (DataPath(workers=0, ms_per_sample=2.0, beside=False, own_ms=3.0), 21.0),
+    ],
+    ids=["own code", "hidden loading", "slow loading", "loading in the training process"],
+)
+def test_host_work_adds_to_the_step(data, expected_ms):
+    assert with_data_ms(10.0, 4, data) == expected_ms
+
+
+def test_forecast_with_host_work_has_the_core_spread_in_its_interval():
+    bare = forecast(workload(), Execution(micro_batch=8), Cluster(device=find_device("T4")))
+    work = DataPath(workers=0, ms_per_sample=5.0, beside=False, own_ms=1000.0)
+    done = with_host_work(bare, work)
+    loading_ms = 5.0 * bare.execution.micro_batch * bare.execution.accumulation
+    assert done.step.own_code_ms == 1000.0
+    assert done.step.data_wait_ms == pytest.approx(loading_ms)
+    assert done.step.total_ms == pytest.approx(bare.step.total_ms + loading_ms + 1000.0)
+    ends, before = done.step_time_interval_ms, bare.step_time_interval_ms
+    assert ends.low == pytest.approx(before.low + (loading_ms + 1000.0) / CORE_SPREAD)
+    assert ends.high == pytest.approx(before.high + (loading_ms + 1000.0) * CORE_SPREAD)
+    assert with_host_work(bare, DataPath(workers=2)) is bare
 
 
 def test_evaluation_time_is_forward_part_of_step():

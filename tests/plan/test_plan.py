@@ -15,8 +15,8 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import needed_gib
-from trainpace.job import Schedule, total_steps
-from trainpace.plan import NOISE, Choice, DataPath, Evaluator, Problem, SearchSpace, plan_changes
+from trainpace.job import DataPath, Schedule, total_steps
+from trainpace.plan import NOISE, Choice, Evaluator, Problem, SearchSpace, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.plan import ordered_changes
 from trainpace.plan.search import executions_on, is_legal, search

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nouns import workload
 from trainpace.core.execution import Execution
-from trainpace.plan import Choice, DataPath
+from trainpace.job import DataPath
+from trainpace.plan import Choice
 from trainpace.plan.settings import code_of, differing
 
 START = Execution(micro_batch=4, precision="torch_fp32")

@@ -17,12 +17,12 @@ from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import from_json, to_json, to_jsonable
 from trainpace.diagnose import diagnose
 from trainpace.forecast import Forecaster, Nearness, Target, nearest
-from trainpace.job import Schedule
+from trainpace.job import DataPath, Schedule
 from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import Change, DataPath, Plan, Problem, plan_changes
+from trainpace.plan import Change, Plan, Problem, plan_changes
 from trainpace.plan.changes import Choice, Projection
 from trainpace.report.charts import Axis, Chart, Mark, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart

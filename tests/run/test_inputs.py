@@ -5,7 +5,8 @@ import pytest
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.execution import Execution
 from trainpace.core.records import save
-from trainpace.plan import Change, Choice, DataPath, Plan, Projection
+from trainpace.job import DataPath
+from trainpace.plan import Change, Choice, Plan, Projection
 from trainpace.run.climbing import ladder_of_plan, read_ladder
 from trainpace.run.script import fingerprint
 

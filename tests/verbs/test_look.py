@@ -257,6 +257,25 @@ def test_unknown_gpu_is_rejected_before_the_training(script):
     assert not (script.parent / "recording").exists()
 
 
+@pytest.mark.parametrize("rollouts", [False, True], ids=["own code", "rollouts"])
+def test_own_code_counts_in_the_times_of_rented_cards(tmp_path, rollouts):
+    save(workload(), tmp_path / "workload.json")
+    looked = Looked(
+        watched=Watched(
+            recording=recording(rank(forward=10, other=30.8, collects_experience=rollouts)),
+            folder=tmp_path,
+        ),
+        diagnosis=DIAGNOSIS,
+        length=Length(steps=60_000, of="training"),
+        seconds=1.0,
+        interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )
+    (found,) = elsewhere(looked, ("RTX 4090",), Silent())
+    assert found.match.forecast.step.own_code_ms == 30.8
+    assert found.match.mean_hours * 3600 > 60_000 * 0.0308
+    assert found.included
+
+
 @pytest.mark.slow
 def test_look_output_fits_one_screen(script):
     bin_folder = Path(sys.executable).parent

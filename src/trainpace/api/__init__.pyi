@@ -73,6 +73,7 @@ def forecast(
     price: float | str | None = ...,
     loader_rate: float | str | None = ...,
     workers: int | str | None = ...,
+    cores: int | str | None = ...,
     packed: bool = ...,
     lengths: str | os.PathLike[str] | None = ...,
     mean_length: float | str | None = ...,

@@ -6,6 +6,7 @@ of the standard library that load quickly.
 
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -67,6 +68,13 @@ def allowed_cores(root: Path = Path("/")) -> float:
     It is the number of usable cores, or the CPU quota if it is smaller.
     """
     return min(float(usable_cores()), quota_cores(root) or float("inf"))
+
+
+def cpu_model(root: Path = Path("/")) -> str:
+    """Return the name of an x86 processor, or "" if the system does not give it."""
+    text = read_fact(root / "proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:

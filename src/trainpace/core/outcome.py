@@ -32,7 +32,8 @@ class StepTime(Record):
     """Wall-clock time of one optimizer step in milliseconds, in parts that add up to `total_ms`.
 
     `communication_ms`, `data_wait_ms` and `host_overhead_ms` only contain exposed time, which does
-    not overlap with computation.
+    not overlap with computation. `own_code_ms` is the script's own code, logging, evaluation and
+    checkpoints, if a recording shows them.
     """
 
     forward_ms: float = 0.0
@@ -43,6 +44,7 @@ class StepTime(Record):
     host_to_device_ms: float = 0.0
     host_overhead_ms: float = 0.0
     idle_ms: float = 0.0
+    own_code_ms: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, STEP_PARTS, lambda ms: 0 <= ms < math.inf, "0 or more")

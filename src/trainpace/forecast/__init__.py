@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from trainpace.forecast.rewrites import has_vocabulary_loss
     from trainpace.forecast.software import RunningSoftware, packed, running_software
-    from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
+    from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target, host_of
     from trainpace.forecast.timings import (
         FUSED,
         MachineModel,

@@ -142,6 +142,7 @@ class StepModel:
                 m * slow(overhead.sum(axis=2)) + update_overhead[every, last] + costs.start
             ),
             "idle_ms": np.maximum(bubble, 0.0),
+            "own_code_ms": np.zeros(len(m)),
         }
         return parts, exposed_ms
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from trainpace.job.training import (
         ASSUMED,
         MAX_COUNT,
+        NO_WAIT,
         ONLY_STEPS,
+        DataPath,
         EpochSteps,
         JobConditions,
         Schedule,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
         stated_conditions,
         total_steps,
         training_of,
+        with_data_ms,
+        with_host_work,
         with_job,
     )
 

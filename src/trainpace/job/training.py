@@ -247,10 +247,8 @@ class JobConditions(Record):
       device fails every `device_mtbf_h` (None: never). With `spot`, one instance is preempted every
       `preemption_mean_h`. A restart takes `restart_s`.
     - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
-    - Data: each sample reads `sample_bytes` from storage, and one vCPU prepares `samples_per_cpu_s`
-      (0: preparing takes no time). With `loads_beside`, loading overlaps with the steps.
-      Otherwise it happens between them. `data_gb` are copied to the servers at
-      `download_gb_per_s` before training.
+    - Data: each sample reads `sample_bytes` from storage while the step before it computes.
+      `data_gb` are copied to the servers at `download_gb_per_s` before training.
     - `repeats`: number of models, folds or seeds that are trained one after another.
     - Money: `price_usd_per_device_hour`, electricity of the devices, and `egress_usd` from another
       cloud.
@@ -275,8 +273,6 @@ class JobConditions(Record):
     preemption_mean_h: float = PREEMPTION_MEAN_H
     step_variation: float = 0.0
     sample_bytes: float = 0.0
-    samples_per_cpu_s: float = 0.0
-    loads_beside: bool = True
     data_gb: float = 0.0
     download_gb_per_s: float = DOWNLOAD_GB_PER_S
     repeats: int = 1
@@ -325,7 +321,6 @@ _FROM_0 = (
     "restart_s",
     "step_variation",
     "sample_bytes",
-    "samples_per_cpu_s",
     "data_gb",
     "price_usd_per_device_hour",
     "electricity_usd_per_kwh",
@@ -384,18 +379,86 @@ def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str,
             f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s",
         ),
     )
-    lines = [sentence for counts, name, sentence in counted if counts and assumed(name)]
-    if c.samples_per_cpu_s:
-        lines.append(
-            f"a core prepares samples up to {format_number(CORE_SPREAD)} times faster or slower"
-            " than given"
-        )
-    return tuple(lines)
+    return tuple(sentence for counts, name, sentence in counted if counts and assumed(name))
 
 
 def assumed_in_words(assumed: Sequence[str]) -> str:
     """Return the assumptions as one sentence, or "" if there are none."""
     return f"Assumed: {', '.join(assumed)}." if assumed else ""
+
+
+# ---- the host's work beside a step
+
+Numbers = Any
+"""A float, or an array of floats."""
+
+
+class DataPath(Record):
+    """Work of a rank's host beside the step that a forecast contains.
+
+    Attributes:
+        workers: Loader workers of the rank. None if unknown.
+        ms_per_sample: The loader's time per sample with all workers together.
+        beside: Loading overlaps with the step. Without workers, it happens between steps.
+        precomputed: Part of the samples' preparation is done offline.
+        own_ms: Time per update in the script's own code, logging, evaluation and checkpoints.
+    """
+
+    workers: int | None = None
+    ms_per_sample: float = 0.0
+    beside: bool = True
+    precomputed: bool = False
+    own_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, ("ms_per_sample", "own_ms"), lambda ms: 0 <= ms < math.inf, "0 or more")
+
+    def slower(self, factor: float) -> "DataPath":
+        """Return the same work on a core that takes `factor` times as long."""
+        times = {"ms_per_sample": factor * self.ms_per_sample, "own_ms": factor * self.own_ms}
+        return replace(self, **times)
+
+
+NO_WAIT = DataPath()
+"""Data path without any waiting. Forecasts assume it if nothing is known about the host's work."""
+
+
+def with_data_ms(step_ms: Numbers, samples_a_rank: Numbers, data: DataPath) -> Floats:
+    """Return the step time including data loading and the script's own code.
+
+    Own code runs between the updates. Loading that runs beside the computation overlaps with both.
+    Other loading adds to the step.
+    """
+    wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
+    busy_ms = step_ms + data.own_ms
+    return np.asarray(np.maximum(busy_ms, wait_ms) if data.beside else busy_ms + wait_ms)
+
+
+def with_host_work(forecast: Forecast, data: DataPath) -> Forecast:
+    """Add the host's work to the step of a forecast.
+
+    At the ends of the interval, the host's core is faster or slower by `CORE_SPREAD`.
+    """
+    step, ends, e = forecast.step, forecast.step_time_interval_ms, forecast.execution
+    if step is None or ends is None or data == replace(NO_WAIT, workers=data.workers):
+        return forecast
+    samples = e.micro_batch * e.accumulation
+    low, middle, high = (
+        float(with_data_ms(ms, samples, data.slower(factor)))
+        for ms, factor in (
+            (ends.low, 1 / CORE_SPREAD),
+            (step.total_ms, 1.0),
+            (ends.high, CORE_SPREAD),
+        )
+    )
+    return replace(
+        forecast,
+        step=replace(
+            step, own_code_ms=data.own_ms, data_wait_ms=middle - (step.total_ms + data.own_ms)
+        ),
+        step_time_interval_ms=replace(ends, low=low, high=high),
+        mfu=None if forecast.mfu is None else forecast.mfu * step.total_ms / middle,
+    )
 
 
 # ---- failures and checkpoints
@@ -407,9 +470,6 @@ def assumed_in_words(assumed: Sequence[str]) -> str:
 # 13). Young's first-order form (CACM 17(9), 1974) is its limit for L and R well below M. The
 # formula holds for exponential times between failures. It does not hold for failures that come in
 # bursts. Every number may be an array.
-
-Numbers = Any
-"""A float, or an array of floats."""
 
 MOST_EXPONENT = 500.0
 """Largest exponent. A run of over e^500 mean times between failures never ends.
@@ -528,8 +588,7 @@ class Training(NamedTuple):
     """A whole training, given everything except the step time.
 
     Numbers may be arrays with one entry per choice. `state_bytes` is the size of a checkpoint.
-    `vcpus` is the number per node; None or 0 means unknown, and preparing samples then takes no
-    time. `power_w` is the mean power of all devices, or None if unknown.
+    `power_w` is the mean power of all devices, or None if unknown.
     """
 
     steps: Numbers
@@ -540,7 +599,6 @@ class Training(NamedTuple):
     compiles: Numbers
     conditions: JobConditions
     state_bytes: Numbers = 0.0
-    vcpus: Numbers = None
     power_w: Numbers = None
 
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
@@ -554,15 +612,9 @@ class Training(NamedTuple):
         )
         return _priced(time, self.conditions, self.devices)
 
-    def times(
-        self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0
-    ) -> list[JobTime]:
-        """Return the training time for each of several step times, without dollars.
-
-        `core_speed` is the speed of the CPU cores relative to the given rate at which they prepare
-        samples.
-        """
-        parts = self.parts(step_s, forward_s, core_speed)
+    def times(self, step_s: Floats, forward_s: Floats | None = None) -> list[JobTime]:
+        """Return the training time for each of several step times, without dollars."""
+        parts = self.parts(step_s, forward_s)
         watts = [None] if self.power_w is None else self.power_w
         columns = {
             name: np.broadcast_to(np.asarray(values), step_s.shape).ravel().tolist()
@@ -598,16 +650,14 @@ class Training(NamedTuple):
         parts = counted.parts(np.where(able, step_s, 1.0), forward)
         return np.where(able, sum_of_parts(parts), np.inf)
 
-    def parts(
-        self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0
-    ) -> dict[str, Floats]:
+    def parts(self, step_s: Floats, forward_s: Floats | None) -> dict[str, Floats]:
         """Return the times in JOB_PARTS, the number of checkpoints and the work between them."""
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)
         stepping = steps * step_s
-        waiting = self._loading_s(core_speed) - (step_s if c.loads_beside else 0.0)
-        data_wait = steps * np.maximum(0.0, waiting)
+        reading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
+        data_wait = steps * np.maximum(0.0, reading - step_s)
         stragglers = stepping * slowest_of(self.nodes, c.step_variation)
         evaluation = np.floor_divide(steps, c.evaluate_every_steps or np.inf) * c.evaluation_s
         if c.evaluation_samples:
@@ -633,20 +683,6 @@ class Training(NamedTuple):
             "checkpoints": n * segments,
             "checkpoint_interval_s": each,
         }
-
-    def _loading_s(self, core_speed: Numbers) -> Numbers:
-        """Return the seconds to read and prepare the samples of one step."""
-        c = self.conditions
-        loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
-        if c.samples_per_cpu_s and self.vcpus is not None:
-            rate = (
-                c.samples_per_cpu_s * np.asarray(core_speed) * np.asarray(self.vcpus) * self.nodes
-            )
-            prepared = np.where(
-                rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0
-            )
-            loading = np.maximum(loading, prepared)
-        return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
         """Return the checkpoint schedule and the expected time.
@@ -713,7 +749,6 @@ def training_of(
     execution: Execution,
     conditions: JobConditions = ASSUMED,
     state_bytes: float = 0.0,
-    vcpus: int | None = None,
     power_w: float | None = None,
 ) -> Training:
     """Return the training of a schedule under one execution.
@@ -731,7 +766,6 @@ def training_of(
         compiles=execution.compile,
         conditions=conditions,
         state_bytes=state_bytes,
-        vcpus=vcpus,
         power_w=power_w,
     )
 
@@ -756,8 +790,8 @@ class JobRange(NamedTuple):
 def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
     """Return each training at its forecast step time and at both ends of the step's interval.
 
-    At each end, all parts of a step grow or shrink by the same factor. CPU cores also become slower
-    or faster by CORE_SPREAD. Trainings whose conditions differ only in money are computed together.
+    At each end, all parts of a step grow or shrink by the same factor. Trainings whose conditions
+    differ only in money are computed together.
     """
     groups: dict[JobConditions, list[int]] = {}
     for i, (training, _, _) in enumerate(forecasts):
@@ -766,9 +800,7 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
     for conditions, members in groups.items():
         some = [forecasts[i] for i in members]
         times = iter(
-            _together([training for training, _, _ in some], conditions).times(
-                *_ends(some), _CORE_SPEEDS
-            )
+            _together([training for training, _, _ in some], conditions).times(*_ends(some))
         )
         for i, (training, _, interval) in zip(members, some, strict=True):
             ranges[i] = _range(training, interval, [next(times) for _ in range(3)])
@@ -782,19 +814,16 @@ def _range(training: Training, interval: Interval, times: list[JobTime]) -> JobR
     return JobRange(middle, seconds, _between(usd, interval) if usd else None)
 
 
-_CORE_SPEEDS = np.array([[1.0, CORE_SPREAD, 1 / CORE_SPREAD]])
-"""CPU core speeds for the forecast step and for the low and high ends of its interval."""
 _NO_MONEY = {"price_usd_per_device_hour": None, "electricity_usd_per_kwh": 0.0, "egress_usd": 0.0}
 
 
 def _together(trainings: Sequence[Training], conditions: JobConditions) -> Training:
     """Stack trainings into one training with a row per input. Each input has a single step time."""
-    numbers = (name for name in Training._fields if name not in ("conditions", "vcpus", "power_w"))
+    numbers = (name for name in Training._fields if name not in ("conditions", "power_w"))
     columns = {name: np.array([[getattr(t, name)] for t in trainings]) for name in numbers}
     return Training(
         **columns,
         conditions=conditions,
-        vcpus=np.array([[t.vcpus or 0] for t in trainings]),
         power_w=np.array([[t.power_w] for t in trainings], dtype=object),
     )
 
@@ -830,17 +859,15 @@ def with_job(
     workload: Workload,
     schedule: Schedule | None,
     conditions: JobConditions = ASSUMED,
-    vcpus: int | None = None,
 ) -> Forecast:
     """Add the whole training to the forecast of a step.
 
-    Returns the forecast unchanged if it has no step or if `schedule` is None. `vcpus` is the number
-    per node that prepare samples, or None if unknown.
+    Returns the forecast unchanged if it has no step or if `schedule` is None.
     """
     if schedule is None or forecast.step is None or forecast.step_time_interval_ms is None:
         return forecast
     e = forecast.execution
-    training = training_of(schedule, e, conditions, state_bytes(workload, e), vcpus)
+    training = training_of(schedule, e, conditions, state_bytes(workload, e))
     (job,) = job_ranges([(training, forecast.step, forecast.step_time_interval_ms)])
     return replace(
         forecast,

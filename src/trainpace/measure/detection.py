@@ -25,6 +25,7 @@ from trainpace.core.hardware import catalogue_name
 from trainpace.core.host import (
     cgroup_folders,
     core_numbers,
+    cpu_model,
     drop_from_cache,
     filesystem_of,
     quota_cores,
@@ -167,9 +168,8 @@ def cpu_name(root: Path = Path("/")) -> str:
     /proc/cpuinfo has the name of x86 processors. py-cpuinfo also knows others (ARM from lscpu, and
     macOS), but it is slower because it starts programs.
     """
-    match = re.search(r"^model name\s*:\s*(.*\S)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
-    if match:
-        return match.group(1)
+    if name := cpu_model(root):
+        return name
     import cpuinfo
 
     description = {}

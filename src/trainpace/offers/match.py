@@ -10,7 +10,7 @@ Many offers have the same shape (device, count, nodes, network, host). Each shap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -25,9 +25,19 @@ from trainpace.core.outcome import Forecast, Interval, JobTime
 from trainpace.core.records import Record
 from trainpace.core.software import TODAY, Software
 from trainpace.core.units import format_duration, format_number, format_usd, hours_from_s
-from trainpace.forecast import Forecaster, Grid, Knowledge, Target, divisors, needed_gib, room_gib
+from trainpace.forecast import (
+    Forecaster,
+    Grid,
+    Knowledge,
+    Target,
+    divisors,
+    host_of,
+    needed_gib,
+    room_gib,
+)
 from trainpace.job import (
     ASSUMED,
+    DataPath,
     JobConditions,
     Schedule,
     Training,
@@ -35,6 +45,7 @@ from trainpace.job import (
     power_w,
     state_bytes,
     training_of,
+    with_host_work,
 )
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.plan import resolution
@@ -50,6 +61,8 @@ Forecasts cannot resolve smaller differences. The order is DDP, ZeRO-1, FSDP.
 """
 
 Counts = NDArray[np.int64]
+HostWorkOn = Callable[[float | None, float], DataPath]
+"""Function of a rank's cores (None if unknown) and the single-thread rating of its host's CPU."""
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
@@ -152,6 +165,7 @@ def rank(
     job: Job,
     by: Literal["usd", "hours"] = "usd",
     knowledge: Knowledge | None = None,
+    host_work: HostWorkOn | None = None,
 ) -> Ranking:
     """Rank all offers for one job, the cheapest or the fastest first.
 
@@ -162,6 +176,7 @@ def rank(
         job: The training and its limits.
         by: Sort key: total cost ("usd") or total time ("hours").
         knowledge: Measured runs that correct the forecasts.
+        host_work: The host's work beside the forecast steps, if it is known.
     """
     shapes = _Shapes(workload, job, devices, knowledge)
     able: list[_Servers] = []
@@ -176,7 +191,7 @@ def rank(
                 continue
             able += [_Servers(offer, nodes, spot, shape) for spot in ways]
     order = ("mean_usd", "mean_hours") if by == "usd" else ("mean_hours", "mean_usd")
-    matches = sorted(_matches(able, job), key=attrgetter(*order))
+    matches = sorted(_matches(able, job, host_work), key=attrgetter(*order))
     met: list[Match] = []
     missed: list[Match] = []
     for match in matches:
@@ -253,10 +268,14 @@ def _short_gib(refused: Rejected | _Refusal) -> float:
 
 
 class _Shape(NamedTuple):
-    """Fastest execution on a server configuration, and the whole training without server prices."""
+    """Fastest execution on a server configuration, and the whole training without server prices.
+
+    `points` is the single-thread rating of the host CPU.
+    """
 
     forecast: Forecast
     training: Training
+    points: float
 
 
 class _Servers(NamedTuple):
@@ -337,16 +356,16 @@ class _Shapes:
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)
             if isinstance(fastest, Forecast):
-                return self._shape(fastest, device, ranks)
+                return self._shape(fastest, cluster)
             refused.append(fastest)
         return min(refused, key=_short_gib)
 
-    def _shape(self, fastest: Forecast, device: Device, ranks: int) -> _Shape:
+    def _shape(self, fastest: Forecast, cluster: Cluster) -> _Shape:
         assert fastest.step is not None
         job, states = self._job, state_bytes(self._workload, fastest.execution)
-        power = power_w(device, ranks, fastest.step)
-        e = fastest.execution
-        return _Shape(fastest, training_of(job.schedule, e, job.conditions, states, power_w=power))
+        power = power_w(cluster.device, cluster.num_devices, fastest.step)
+        training = training_of(job.schedule, fastest.execution, job.conditions, states, power)
+        return _Shape(fastest, training, host_of(cluster).points)
 
     def _computed_in(self, device: Device) -> list[Precision] | str:
         """Return the precisions that a device supports, the fastest first.
@@ -417,10 +436,15 @@ class _Shapes:
         )
 
 
-def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
+def _matches(able: Sequence[_Servers], job: Job, host_work: HostWorkOn | None) -> list[Match]:
     """Return the total hours and cost of the job on each server that can run it."""
     jobs = []
-    for offer, _, spot, (forecast, training) in able:
+    forecasts: list[Forecast] = []
+    for offer, _, spot, (forecast, training, points) in able:
+        if host_work is not None:
+            cores = None if offer.vcpus is None else offer.vcpus / offer.count
+            forecast = with_host_work(forecast, host_work(cores, points))
+        forecasts.append(forecast)
         price = offer.price(spot)
         assert forecast.step is not None
         assert forecast.step_time_interval_ms is not None
@@ -431,10 +455,12 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
             price_usd_per_device_hour=price / offer.count,
             electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
         )
-        priced = training._replace(conditions=conditions, vcpus=offer.vcpus)
+        priced = training._replace(conditions=conditions)
         jobs.append((priced, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for servers, one, (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
+    for servers, forecast, one, (time, seconds, usd) in zip(
+        able, forecasts, jobs, job_ranges(jobs), strict=True
+    ):
         assert usd is not None
         low, high = hours_from_s(seconds.low), hours_from_s(seconds.high)
         matches.append(
@@ -442,7 +468,7 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
                 offer=servers.offer,
                 nodes=servers.nodes,
                 spot=servers.spot,
-                forecast=servers.shape.forecast,
+                forecast=forecast,
                 time=time,
                 usd=usd,
                 hours=replace(seconds, low=low, high=high),

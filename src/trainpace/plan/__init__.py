@@ -5,16 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.core import exports
 
 if TYPE_CHECKING:
-    from trainpace.plan.changes import (
-        NO_WAIT,
-        NOISE,
-        Change,
-        Choice,
-        DataPath,
-        Plan,
-        Projection,
-        data_paths,
-    )
+    from trainpace.plan.changes import NOISE, Change, Choice, Plan, Projection, data_paths
     from trainpace.plan.evaluate import Evaluator, Problem, forecast_of
     from trainpace.plan.plan import plan_changes
     from trainpace.plan.search import PARALLELISM, Limit, SearchSpace

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.records import Record
-from trainpace.job import ASSUMED, JobConditions, Schedule
+from trainpace.job import ASSUMED, NO_WAIT, DataPath, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
@@ -22,29 +22,6 @@ NOISE = 0.05
 """Smallest relevant change, as a share of the job's time after its start. Repeated measurements
 differ by as much, so no forecast can distinguish two executions more finely.
 """
-
-
-class DataPath(Record):
-    """How samples reach one rank.
-
-    `ms_per_sample` is the loader's time per sample with all workers together. If `beside` is True,
-    loading overlaps with the computation. Without workers it happens between steps.
-    """
-
-    workers: int | None = None
-    ms_per_sample: float = 0.0
-    beside: bool = True
-    precomputed: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ms_per_sample < float("inf"):
-            raise TrainpaceError(
-                f"a sample takes {self.ms_per_sample} ms to load; it must be 0 or more."
-            )
-
-
-NO_WAIT = DataPath()
-"""Data path without any waiting. Forecasts assume it if nothing is known about the loader."""
 
 
 class Choice(Record):
@@ -195,7 +172,7 @@ MOST_WORKERS = 16
 
 def data_paths(
     now: int,
-    ms_per_sample: Callable[[int, float], float],
+    path: Callable[[int, float], DataPath],
     fewest_workers: Callable[[Mapping[int, float]], int],
     collate_ms: float,
     offline_share: float | None,
@@ -204,8 +181,7 @@ def data_paths(
 
     Args:
         now: Current number of loader workers.
-        ms_per_sample: Function of the number of workers and the share of preprocessing that stays
-            online. Returns the time per sample in ms.
+        path: Function of the number of workers and the share of preprocessing that stays online.
         fewest_workers: Function of the times by number of workers. Returns the number beyond which
             they hardly improve.
         collate_ms: Time per sample in ms to collate prepared samples into a batch.
@@ -213,27 +189,19 @@ def data_paths(
             counts as all of it.
     """
 
-    def path(workers: int, online: float = 1.0) -> DataPath:
-        return DataPath(
-            workers=workers,
-            ms_per_sample=ms_per_sample(workers, online),
-            beside=workers > 0,
-            precomputed=online < 1,
-        )
-
     def by_workers(online: float) -> tuple[dict[int, DataPath], int]:
         paths = {workers: path(workers, online) for workers in range(1, MOST_WORKERS + 1)}
         return paths, fewest_workers({w: p.ms_per_sample for w, p in paths.items()})
 
     paths, enough = by_workers(1.0)
     more = [w for w in dict.fromkeys((1, 2, 4, 8, enough)) if now < w <= enough]
-    online = (path(now), *(paths[w] for w in more))
+    online = (path(now, 1.0), *(paths[w] for w in more))
     if offline_share == 0:
         return online
     if offline_share in (None, 1):
         workers = max(1, now)
-        whole = DataPath(workers=workers, ms_per_sample=collate_ms / workers, precomputed=True)
-        return (*online, whole)
+        ready = replace(path(workers, 0.0), ms_per_sample=collate_ms / workers)
+        return (*online, ready)
     rest, few = by_workers(1 - offline_share)
     counts = dict.fromkeys((max(1, min(now, MOST_WORKERS)), max(now, few)))
     return (*online, *(rest[w] for w in counts if w in rest))

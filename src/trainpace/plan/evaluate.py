@@ -37,8 +37,9 @@ from trainpace.job import (
     state_bytes,
     total_steps,
     training_of,
+    with_data_ms,
 )
-from trainpace.plan.changes import NOISE, Choice, DataPath, Projection
+from trainpace.plan.changes import NOISE, Choice, Projection
 from trainpace.workload import Floats, Workload
 
 
@@ -170,17 +171,6 @@ def evaluate(problem: Problem, grid: Grid) -> Evaluation:
                 else f"its {name} clashes with the model or the cluster"
             )
     return Evaluation(step, evaluating, needed, reason, tuple(reasons))
-
-
-def with_data_ms(
-    step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath
-) -> Floats:
-    """Return the step time including data loading.
-
-    Loading that runs beside the computation overlaps with it. Other loading adds to the step.
-    """
-    wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
-    return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
 
 
 def job_seconds(

@@ -13,8 +13,8 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster
 from trainpace.core.units import format_number
 from trainpace.forecast import has_vocabulary_loss
-from trainpace.job import assumptions
-from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Plan, Projection, Risk
+from trainpace.job import NO_WAIT, DataPath, assumptions
+from trainpace.plan.changes import Change, Choice, Effort, Plan, Projection, Risk
 from trainpace.plan.evaluate import Evaluator, Problem, forecast_of, part_of
 from trainpace.plan.explain import because, cautions, rejected, worth_measuring
 from trainpace.plan.search import SearchResult, SearchSpace, executions_on, is_legal, search

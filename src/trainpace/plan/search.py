@@ -18,15 +18,9 @@ from trainpace.core.execution import EXECUTION_FIELDS, Checkpointing, Execution,
 from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings, usable
-from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import (
-    Evaluation,
-    Problem,
-    device_room_gib,
-    evaluate,
-    job_seconds,
-    with_data_ms,
-)
+from trainpace.job import DataPath, with_data_ms
+from trainpace.plan.changes import Choice
+from trainpace.plan.evaluate import Evaluation, Problem, device_room_gib, evaluate, job_seconds
 from trainpace.plan.settings import SETTING_NAMES, data_points, differing_rows, points, resolutions
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 

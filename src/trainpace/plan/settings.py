@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import Grid
+from trainpace.job import DataPath
 from trainpace.plan import snippets
-from trainpace.plan.changes import NOISE, Choice, DataPath, Effort, Risk
+from trainpace.plan.changes import NOISE, Choice, Effort, Risk
 from trainpace.workload import Floats, Workload
 
 Keys = Mapping[str, int | str | bool]

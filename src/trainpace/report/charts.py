@@ -41,7 +41,7 @@ _HUES = (
     ("jump fourth", ("#a8327c", "#e88fc4")),
     ("limit data", ("#b3261e", "#ff8a80")),
     ("ideal", ("#66727f", "#8f9ca9")),
-    ("muted", ("#7b8794", "#77838f")),
+    ("muted own_code", ("#7b8794", "#77838f")),
     ("fifth host_overhead", ("#806a00", "#d8c440")),
     ("sixth", ("#5e4bb0", "#b0a2f5")),
     ("backward gradients", ("#c06a10", "#f0a030")),

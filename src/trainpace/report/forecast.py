@@ -98,7 +98,7 @@ def forecast_sections(answer: Forecasts, asked: ForecastRequest | None = None) -
     several = bool(steps.lengths_of(rows))
     reasons = say(*dict.fromkeys(row.reason and f"Not forecast: {row.reason}" for row in rows))
     yield say(_about(rows, workload))
-    yield Headline(*verdict(rows, answer.trends))
+    yield Headline(*verdict(rows, answer.trends, any(sweep.work for sweep in answer.sweeps)))
     yield Lines(answer.recorded)
     yield Charts(lambda: forecast_pictures(answer))
     yield from _table(answer, several)
@@ -170,9 +170,11 @@ def _notes(answer: Forecasts, done: Sequence[Forecast]) -> list[str]:
 
 
 def verdict(
-    rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None
+    rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None, loads: bool = False
 ) -> tuple[str, bool | None]:
     """Return the answer in one to three sentences, and its status.
+
+    `loads` is True if the steps include loading, or are known to have none.
 
     The second value is False if nothing fits or nothing can be forecast, else None.
     """
@@ -182,16 +184,16 @@ def verdict(
         return f"No forecast is possible. {sentence(rows[0].reason)}", False
     if not fitting:
         return _misfit(done), False
-    return _recommendation(fitting, rows, trends or {}), None
+    return _recommendation(fitting, rows, trends or {}, loads), None
 
 
 def _recommendation(
-    fitting: Sequence[Forecast], rows: Sequence[Forecast], trends: Mapping[str, Trend]
+    fitting: Sequence[Forecast], rows: Sequence[Forecast], trends: Mapping[str, Trend], loads: bool
 ) -> str:
     if steps.lengths_of(rows):
         return _lengths_verdict(fitting)
     if len(rows) == 1:
-        return _only(fitting[0])
+        return _only(fitting[0], loads)
     if fitting[0].cost_usd is not None:
         return _cheapest_and_fastest(fitting)
     best = steps.best_of(fitting) or fitting[0]
@@ -238,16 +240,17 @@ def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
     )
 
 
-def _only(f: Forecast) -> str:
+def _only(f: Forecast, loads: bool) -> str:
     fits = "" if f.fits is None else " It fits in memory."
     if f.fit_probability is not None and f.fits and f.fit_probability < SURE:
         fits = f" It fits in memory with a probability of {percent(f.fit_probability)}."
     rate = rate_in_words(f.samples_per_second, f.sequence_length)
     answer = f"A step takes {_step(f)}: {rate}.{fits}"
     job = f.training_time
-    if job is None:
+    if job is None or f.step is None:
         return answer
-    parts = {"data loading": job.data_wait_s, "evaluation": job.evaluation_s}
+    evaluates = job.evaluation_s or f.step.own_code_ms
+    parts = {"data loading": job.data_wait_s or loads, "evaluation": evaluates}
     missing = listed(name for name, seconds in parts.items() if not seconds)
     return f"{answer} The whole training takes {_job(f)}{missing and f', without {missing}'}."
 
@@ -617,7 +620,7 @@ def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
 
 BESIDE_THE_STEP = frozenset(
     "samples epochs max_steps price startup evaluation_samples checkpoint_every mtbf step_variation"
-    " data_gb download sample_bytes storage loader_rate workers data_from by deadline budget"
+    " data_gb download sample_bytes storage loader_rate workers cores data_from by deadline budget"
     " provider region max_nodes spot preempted_every machines only_machines num_gpus nodes network"
     " network_latency host hardware software attention transfer_from evidence timeout".split()
 )

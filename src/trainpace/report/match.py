@@ -439,7 +439,7 @@ def _old_prices(answer: Matches, today: datetime.date) -> Lines:
 def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
     conditions, forecasts = answer.job.conditions, [m.forecast for m in shown]
     loading = ", assuming that data loading keeps up (--loader-rate)"
-    if conditions.samples_per_cpu_s or conditions.sample_bytes:
+    if answer.recorded or conditions.sample_bytes:
         loading = ""
     return Notes(
         [
@@ -475,8 +475,8 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
         options["global_batch"] = e.global_batch
     if e.activation_checkpointing != "none":
         options["checkpointing"] = e.activation_checkpointing
-    if asked and asked.loader_rate:  # `match` assumes one loader worker per vCPU.
-        options["workers"] = offer.vcpus
+    if answer.recorded:  # The steps include the work of this server's host.
+        options |= {"cores": offer.vcpus, "host": offer.host}
     same = forwarded(asked, ForecastRequest, [*fixed, "host", "checkpointing"], options)
     yield Next(["trainpace", "forecast", spec, *same], "option 1: where the time of its step goes")
 

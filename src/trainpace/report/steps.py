@@ -471,6 +471,7 @@ _NAMES = {
     "communication_ms": "exposed communication",
     "data_wait_ms": "waiting for data",
     "host_to_device_ms": "copies to the device",
+    "own_code_ms": "own code, evaluation, checkpoints",
 }
 _TONES = {"data_wait_ms": "data"}
 

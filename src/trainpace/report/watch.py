@@ -629,33 +629,15 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
     columns = (
         words("another card", least=12, cell="match.offer.device"),
         words("", 3, 8, "role"),
-        Column("step ms", 2, cell=lambda c: number(_step_ms(c, looked.length.steps))),
+        Column("step ms", 2, cell="match.forecast.step.total_ms"),
         Column("time", cell=lambda c: duration(3600 * c.match.mean_hours)),
         Column("90% interval", 1, cell=lambda c: hours(c.match)),
         Column("cost", cell=cost),
     )
     yield tabulate(looked.elsewhere, columns)
     startup_s = looked.elsewhere[0].match.time.startup_s
-    line = (
-        "These are forecasts. Times include {} for starting the machine. Step times include waiting"
-        " for data."
-    )
-    yield say(given(startup_s and duration(startup_s), line))
-    slowest = max(step.total_ms for c in looked.elsewhere if (step := c.match.forecast.step))
-    if looked.loading_ms is not None and looked.loading_ms > slowest:
-        loader = looked.watched.recording.ranks[0].loader
-        workers = plural(loader.workers if loader else 0, "worker")
-        yield say(
-            f"These times assume one loader worker per vCPU. With {workers}, loading alone takes"
-            f" {number(looked.loading_ms)} ms per step."
-        )
-
-
-def _step_ms(chosen: Elsewhere, steps: int) -> float:
-    """Return the step time in ms, including the wait for data."""
-    step = chosen.match.forecast.step
-    assert step is not None
-    return step.total_ms + 1000 * chosen.match.time.data_wait_s / steps
+    line = "These are forecasts. Times include {} for starting the machine."
+    yield say(given(startup_s and duration(startup_s), line), *looked.elsewhere[0].included)
 
 
 def restored_notes(recording: Recording, folder: Path) -> Iterator[str]:

@@ -26,8 +26,8 @@ from trainpace.core.errors import (
 from trainpace.core.execution import Execution
 from trainpace.core.intake import read_bytes, toml_of
 from trainpace.core.records import Record, from_json
-from trainpace.job import JobConditions, Schedule
-from trainpace.plan import Change, DataPath, Plan
+from trainpace.job import DataPath, JobConditions, Schedule
+from trainpace.plan import Change, Plan
 from trainpace.run.ladder import (
     EXECUTION_KEYS,
     KEYS,

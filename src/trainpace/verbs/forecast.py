@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, Device, find_device
+from trainpace.core.host import usable_cores
 from trainpace.core.intake import read_json
 from trainpace.core.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.core.records import SCHEMA_VERSION, Record, from_json, load, to_jsonable
 from trainpace.core.software import TODAY
 from trainpace.core.stats import Trend, trend_of
-from trainpace.core.units import format_number
 from trainpace.forecast import (
     CalibratedKernels,
     Forecaster,
@@ -34,7 +34,8 @@ from trainpace.forecast import (
     observe_elsewhere,
     packed,
 )
-from trainpace.job import JobConditions, with_job
+from trainpace.job import NO_WAIT, DataPath, JobConditions, Schedule, with_host_work, with_job
+from trainpace.verbs.match import placed
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -61,15 +62,18 @@ from trainpace.verbs.request import (
 from trainpace.verbs.traced import (
     Asked,
     Evidence,
+    HostWork,
     PaddedBatch,
-    RecordedLoader,
+    as_recorded,
     compared,
     documents_of,
     evidence_for,
     evidence_json,
+    host_work,
     padded_batch,
     recorded_notes,
-    recording_and_loader,
+    recorded_samples,
+    recording_of,
     workloads_of,
 )
 from trainpace.verbs.training import (
@@ -159,11 +163,20 @@ class ForecastRequest(ExecutedRequest):
         Field("Dollars per GPU and hour.", USD, needs=LENGTH, sets="price_usd_per_device_hour"),
     ] = None
     loader_rate: Annotated[
-        float | None,
-        Field("Samples per second of one loader worker.", RATE, needs=f"workers {LENGTH}"),
+        float | None, Field("Samples per second that one CPU core prepares.", RATE)
     ] = None
     workers: Annotated[
-        int | None, Field("Loader workers per node.", AT_LEAST_1, needs="loader_rate")
+        int | None,
+        Field(
+            "Loader workers per node.  [default: the recording's, else one per core]", AT_LEAST_1
+        ),
+    ] = None
+    cores: Annotated[
+        int | None,
+        Field(
+            "Cores per node for loading.  [default: those of the cheapest server with the GPU]",
+            AT_LEAST_1,
+        ),
     ] = None
     packed: Annotated[
         bool,
@@ -229,12 +242,16 @@ class ForecastRequest(ExecutedRequest):
 
 
 class Sweep(NamedTuple):
-    """Forecasts for one target and one sequence length, in order of batch size."""
+    """Forecasts for one target and one sequence length, in order of batch size.
+
+    `work` says in a sentence which work of the host the steps include.
+    """
 
     forecaster: Forecaster
     rows: list[Forecast]
     execution: Execution
     length: int | None = None
+    work: str = ""
 
     @property
     def device(self) -> Device:
@@ -259,7 +276,7 @@ class Forecasts(Record, Rows[Forecast]):
         padded: The same documents in padded batches instead of packed rows, for models that can be
             traced at other lengths.
         evidence: Public measurements near the fastest fitting row of each GPU.
-        recorded: For a workload from a recording: the effect of its loader, and caveats.
+        recorded: Work of the host that the steps include, and caveats of a recording.
     """
 
     rows: tuple[Forecast, ...]
@@ -294,8 +311,8 @@ class Forecasts(Record, Rows[Forecast]):
 class _Question(NamedTuple):
     """A resolved request with everything that is needed to forecast.
 
-    Keys of `workloads` are (sequence length, True for a CPU's operators). `loader` comes from the
-    recording.
+    Keys of `workloads` are (sequence length, True for a CPU's operators). `work` is the work of the
+    host beside the forecast steps, if it is known.
     """
 
     request: ForecastRequest
@@ -305,9 +322,8 @@ class _Question(NamedTuple):
     documents: Documents | None
     measured: list[Measurement]
     conditions: JobConditions
-    workers: int | None
     recording: Recording | None
-    loader: RecordedLoader | None
+    work: HostWork | None
     is_usual: bool
     is_in_16_bits: bool
 
@@ -342,14 +358,8 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
         r = replace(r, gpu=USUAL_GPUS)
     check_pure_16_bit(r)
     is_in_16_bits, is_usual = r.is_in_16_bits, r.is_usual
-    recording, loader = recording_and_loader(r.model, r.loader_rate)
-    conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
-    workers = r.workers
-    if loader is not None:  # One process per GPU, each with its own loader.
-        conditions = replace(
-            conditions, samples_per_cpu_s=loader.samples_per_s, loads_beside=loader.workers > 0
-        )
-        workers = r.num_gpus
+    recording = recording_of(r.model)
+    conditions = r.conditions(price_usd_per_device_hour=r.price)
     targets = _targets(r, progress)
     measured = [] if r.transfer_from is None else _measurements(r.transfer_from)
     documents = documents_of(r)
@@ -357,14 +367,27 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not ModelSpec.of(r.model).has_fixed_length:
         lengths = (*lengths, *_padded_lengths(r, documents))
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
+    workloads = {key: as_recorded(one, recording) for key, one in workloads.items()}
     workload = next(iter(workloads.values()))
+    work = _host_work(r, recording, workload)
     is_usual = is_usual and "micro_batch" not in workload.settings
     r = r.resolved(workload)
     assert r.batch is not None
     return _Question(
-        *(r, r.batch, targets, workloads, documents, measured, conditions, workers),
-        *(recording, loader, is_usual, is_in_16_bits),
+        *(r, r.batch, targets, workloads, documents, measured, conditions),
+        *(recording, work, is_usual, is_in_16_bits),
     )
+
+
+def _host_work(
+    r: ForecastRequest, recording: Recording | None, workload: Workload
+) -> HostWork | None:
+    """Return the host's work, or None if nothing is known about it."""
+    work = host_work(recording, workload, r.loader_rate)
+    for name in ("workers", "cores"):
+        if work is None and getattr(r, name) is not None:
+            raise Misuse(f"`{name}` needs `loader_rate`, or a recording as the model.")
+    return work
 
 
 def _sweeps(
@@ -402,17 +425,42 @@ def _sweep(
     if question.is_usual:
         execution = _that_fits(forecaster, execution)
         batches = (execution.micro_batch,)
-    rows = forecaster.at(Grid.vary(execution, micro_batch=batches)).forecasts()
-    schedule = None
-    if r.whole_training:
-        schedule = epoch_of(
-            r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs, max_steps=r.max_steps
-        )
+    schedule = _schedule(question, forecaster.workload, length)
+    forecaster, on, words = _on_server(question, forecaster, execution, schedule)
     rows = [
-        with_job(row, forecaster.workload, schedule, question.conditions, question.workers)
-        for row in rows
+        with_host_work(row, on)
+        for row in forecaster.at(Grid.vary(execution, micro_batch=batches)).forecasts()
     ]
-    return Sweep(forecaster, rows, execution, length)
+    rows = [with_job(row, forecaster.workload, schedule, question.conditions) for row in rows]
+    return Sweep(forecaster, rows, execution, length, words)
+
+
+def _schedule(question: _Question, workload: Workload, length: int | None) -> Schedule | None:
+    """Return the steps of the whole training, or None if its length was not given."""
+    r, samples = question.request, question.request.samples
+    if not r.whole_training:
+        return None
+    if samples is None and r.tokens is None:
+        samples = recorded_samples(question.recording, workload.only_batch)
+    return epoch_of(samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
+
+
+def _on_server(
+    question: _Question, forecaster: Forecaster, execution: Execution, schedule: Schedule | None
+) -> tuple[Forecaster, DataPath, str]:
+    """Return the forecaster with the host of the assumed server, the host's work, and its words."""
+    r, ranks, work = question.request, question.request.num_gpus, question.work
+    if work is None:
+        return forecaster, NO_WAIT, ""
+    workers = None if r.workers is None else max(1, r.workers // ranks)
+    if forecaster.target.host is None:  # A calibrated machine.
+        cores = r.cores or usable_cores()
+        path = work.on(cores / ranks, None, workers)
+        return forecaster, path, work.in_words(f"{cores} cores", workers)
+    at = placed(work, forecaster, execution, schedule, question.conditions, r.cores)
+    name = f"{at.forecaster.target.cluster.device.name}: " if len(question.targets) > 1 else ""
+    words = f"{name}{work.in_words(at.words, workers)}"
+    return at.forecaster, work.on(at.cores, at.points, workers), words
 
 
 def _that_fits(forecaster: Forecaster, execution: Execution) -> Execution:
@@ -517,7 +565,7 @@ def _annotated(
         if trend and found == () and device.compute_capability.startswith("3."):
             notes[f"{device.name}: {UNMEASURED}"] = None
     rows = tuple(row for sweep in sweeps for row in sweep.rows)
-    loading = "" if question.loader is None else _loader_note(question.loader, rows)
+    works = dict.fromkeys(sweep.work for sweep in sweeps if sweep.work)
     return Forecasts(
         rows=rows,
         jumps=jumps,
@@ -526,33 +574,21 @@ def _annotated(
         trends=trends,
         padded=tuple(padded),
         evidence=evidence_for(r.evidence, map(_asked, sweeps)),
-        recorded=recorded_notes(question.recording, loading),
+        recorded=recorded_notes(question.recording, *works),
     )
 
 
 def _jumps(sweep: Sweep, batches: Sequence[int]) -> tuple[Jump, ...] | None:
     """Return the jumps between batch sizes, or None if they are unknown."""
-    step_ms = [row.step.total_ms for row in sweep.rows if row.step is not None]
+    # Jumps are those of the device. The host's work would hide them.
+    step_ms = [
+        row.step.total_ms - row.step.own_code_ms - row.step.data_wait_ms
+        for row in sweep.rows
+        if row.step is not None
+    ]
     if sweep.on_cpu or len(step_ms) != len(batches):
         return None
     return sweep.forecaster.jumps(sweep.execution, batches, np.array(step_ms))
-
-
-def _loader_note(loader: RecordedLoader, rows: Sequence[Forecast]) -> str:
-    rate = max(((row.samples_per_second or 0.0) / row.num_devices for row in rows), default=0.0)
-    speed = "fast enough for every step here"
-    if loader.samples_per_s < rate:
-        speed = (
-            f"slower than the fastest step here ({format_number(rate)} samples/s per GPU), which"
-            " waits for it"
-        )
-    counted = "Loading time is included in the training time, not in the step time."
-    if all(row.training_time is None for row in rows):
-        counted = (
-            "Loading time is not included in the step time. With --epochs and --samples it is"
-            " included in the training time."
-        )
-    return f"The recorded loader ({loader.words}) is {speed}. {counted}"
 
 
 def _asked(sweep: Sweep) -> Asked:

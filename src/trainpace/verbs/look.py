@@ -12,23 +12,23 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, ending_with
-from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.execution import PRECISIONS
 from trainpace.core.hardware import find_device
 from trainpace.core.intake import last_bytes
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record, load, to_jsonable
 from trainpace.core.stats import DRIFT
-from trainpace.diagnose import Diagnosis, diagnose, is_trace, loader_cost
+from trainpace.diagnose import Diagnosis, diagnose, is_trace
 from trainpace.job import Question, Schedule, answer
-from trainpace.measure import batch_ms
 from trainpace.offers import Match, picks, with_front
 from trainpace.verbs import match
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, EPOCHS, Field, Misuse, Progress, Request
+from trainpace.verbs.traced import recorded_batch
 from trainpace.verbs.watch import (
     Command,
     RecordingFolder,
@@ -38,14 +38,7 @@ from trainpace.verbs.watch import (
     kept,
     new_folder,
 )
-from trainpace.watch import (
-    Rank,
-    batches_per_step,
-    read_recording,
-    task_of,
-    untraced_in_words,
-    watch,
-)
+from trainpace.watch import read_recording, task_of, untraced_in_words, watch
 from trainpace.workload import Workload
 
 OUTPUT_FILE = "output.txt"
@@ -110,13 +103,14 @@ class Length(Record):
 
 
 class Elsewhere(Record):
-    """Forecast of the same steps on a rented GPU, with one loader worker per vCPU.
+    """Forecast of the same steps on a rented GPU. `role` is why it is shown, such as the cheapest.
 
-    `role` is the reason to show it, such as the cheapest.
+    `included` says which work of the host the steps include.
     """
 
     role: str
     match: Match
+    included: tuple[str, ...] = ()
 
 
 class Looked(Record):
@@ -126,8 +120,6 @@ class Looked(Record):
         seconds: Time of all `length` steps on this machine. `interval_s` is its 90% interval.
         elsewhere: Forecasts on rented GPUs. Empty if the model was not traced or no GPU can train
             it; `not_elsewhere` gives the reason.
-        loading_ms: Time to load the data of a step with the script's number of loader workers. None
-            without a loader.
         busy: Warning that other programs kept this machine busy, or "".
     """
 
@@ -138,7 +130,6 @@ class Looked(Record):
     interval_s: Interval
     elsewhere: tuple[Elsewhere, ...] = ()
     not_elsewhere: str = ""
-    loading_ms: float | None = None
     busy: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -150,7 +141,6 @@ class Looked(Record):
             "seconds_low": self.interval_s.low,
             "seconds_high": self.interval_s.high,
             "length": to_jsonable(self.length),
-            "loading_ms": self.loading_ms,
             "elsewhere": [_elsewhere_json(chosen) for chosen in self.elsewhere],
             "not_elsewhere": self.not_elsewhere,
             "busy": self.busy,
@@ -168,6 +158,7 @@ def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
         "instance_type": m.offer.instance_type,
         "vcpus": m.offer.vcpus,
         "step_time_ms": m.forecast.step.total_ms,
+        "included": list(chosen.included),
         "hours": m.mean_hours,
         "hours_low": m.hours.low,
         "hours_high": m.hours.high,
@@ -207,7 +198,6 @@ def run(request: LookRequest, progress: Progress) -> Looked:
         length=length,
         seconds=seconds,
         busy=busy,
-        loading_ms=_loading_ms(ranks[0]),
         interval_s=Interval(
             low=low,
             high=high,
@@ -262,17 +252,15 @@ def elsewhere(
     """Forecast the same steps on single rented GPUs.
 
     These are the given GPUs, rented or not, or else the cheapest, the fastest and one in between.
-    The loader's cost per sample comes from the recording. So does the number of samples per step if
+    The host's work comes from the recording. So does the number of samples per step if
     `global_batch` is None.
 
     Raises:
         TrainpaceError: There is no forecast.
     """
     request = replace(_request_elsewhere(looked, global_batch), gpu=tuple(gpus))
-    found = match.run(request, progress)
+    found = match.run(request, progress, looked.watched.recording)
     single = [m for m in found.ranking.matches if m.offer.count == 1]
-    # Loading cannot be forecast for a server with an unknown number of cores.
-    single = [m for m in single if m.offer.vcpus] or single
     if not single:
         raise TrainpaceError(
             "No single rented card can train it with this batch.",
@@ -281,18 +269,21 @@ def elsewhere(
     for r in found.ranking.rejected if gpus else ():
         if r.offer.device not in {m.offer.device for m in single}:
             progress.note(f"trainpace: {r.offer.device}: {r.reason}")
-    if gpus:
-        return _by_card(single)
-    chosen = picks(with_front(single))
-    roles = ROLES if len(chosen) > 1 else dict.fromkeys(ROLES, "cheapest and fastest")
-    return tuple(Elsewhere(role=roles[pick.name], match=pick.match) for pick in chosen)
+    shown = _by_card(single) if gpus else _by_role(single)
+    return tuple(Elsewhere(role=role, match=m, included=found.recorded[:1]) for role, m in shown)
 
 
-def _by_card(matches: Sequence[Match]) -> tuple[Elsewhere, ...]:
-    """Return the cheapest offer of each card, the fastest card first."""
+def _by_card(matches: Sequence[Match]) -> list[tuple[str, Match]]:
+    """Return the cheapest offer of each card without a role, the fastest card first."""
     cheapest = {m.offer.device: m for m in reversed(matches)}
-    fastest_first = sorted(cheapest.values(), key=lambda m: m.mean_hours)
-    return tuple(Elsewhere(role="", match=m) for m in fastest_first)
+    return [("", m) for m in sorted(cheapest.values(), key=lambda m: m.mean_hours)]
+
+
+def _by_role(matches: list[Match]) -> list[tuple[str, Match]]:
+    """Return the cheapest match, the fastest one, and one in between, with their roles."""
+    chosen = picks(with_front(matches))
+    roles = ROLES if len(chosen) > 1 else dict.fromkeys(ROLES, "cheapest and fastest")
+    return [(roles[pick.name], pick.match) for pick in chosen]
 
 
 def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchRequest:
@@ -300,51 +291,24 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
         raise TrainpaceError(untraced_in_words(first))
-    whole = global_batch or samples_of_step(looked.watched.recording.ranks)
+    if first.number_format and first.number_format not in PRECISIONS:
+        raise TrainpaceError(f"Cannot forecast models in {first.number_format}.")
+    only = load(workload, Workload).only_batch if global_batch is None else None
+    whole = global_batch or recorded_batch(looked.watched.recording, only)
     if not whole:
         raise TrainpaceError(
             "Neither a loader nor the model's input shows how many samples a step has.",
             "Give --global-batch N.",
         )
-    precision = cast(Precision, first.number_format or "torch_fp32")
-    if precision not in PRECISIONS:
-        raise TrainpaceError(f"Cannot forecast models in {precision}.")
-    cost = loader_cost(first)
-    rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
-    only = load(workload, Workload).only_batch
-    if only is not None:  # The model and the loader may count batches differently.
-        own = only * max(1, round(batches_per_step(first))) * first.world_size
-        rate = None if rate is None else rate * own / whole
-        whole = own
     return match.MatchRequest(
         model=str(workload),
         samples=whole * looked.length.steps,
         max_steps=looked.length.steps,
         startup=None if looked.length.of == "training" else 0.0,
         global_batch=whole,
-        precision=(precision,),
-        loader_rate=rate,
         max_nodes=1,
         evidence="none",
     )
-
-
-def samples_of_step(ranks: Sequence[Rank]) -> int:
-    """Return the samples per step over all ranks.
-
-    They come from the loaders, or else from the model's input. 0 if neither is known.
-    """
-    loaded = sum(round(rank.samples_per_step) for rank in ranks)
-    return (
-        loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
-    )
-
-
-def _loading_ms(rank: Rank) -> float | None:
-    cost = loader_cost(rank)
-    if cost is None or rank.loader is None:
-        return None
-    return batch_ms(cost, rank.loader.workers, max(1.0, float(rank.cpus))) * batches_per_step(rank)
 
 
 def _watch(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.core.execution import Precision
-from trainpace.core.hardware import Device, catalogue, catalogue_name, find_device, normalised
+from trainpace.core.execution import Execution, Precision
+from trainpace.core.hardware import (
+    Device,
+    catalogue,
+    catalogue_name,
+    find_device,
+    find_host,
+    normalised,
+)
 from trainpace.core.host import usable_cores, user_folder
 from trainpace.core.intake import read_text
 from trainpace.core.outcome import forecast_row
@@ -23,7 +31,8 @@ from trainpace.core.records import (
     to_jsonable,
     write_whole,
 )
-from trainpace.core.units import format_number, hours_from_s
+from trainpace.core.units import hours_from_s
+from trainpace.job import JobConditions, Schedule
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
     OWN,
@@ -34,6 +43,7 @@ from trainpace.offers import (
     Pick,
     Ranking,
     Rejected,
+    cheapest_offer,
     is_stale,
     nearest,
     notes_on,
@@ -61,15 +71,19 @@ from trainpace.verbs.request import (
     Field,
     Progress,
     Request,
+    Silent,
 )
 from trainpace.verbs.traced import (
     ChannelsLast,
     Evidence,
-    RecordedLoader,
+    HostWork,
+    as_recorded,
     evidence_for,
     evidence_json,
+    host_work,
+    recorded_batch,
     recorded_notes,
-    recording_and_loader,
+    recording_of,
     workload_of,
 )
 from trainpace.verbs.training import (
@@ -84,7 +98,8 @@ from trainpace.verbs.training import (
 from trainpace.workload import Form, Workload, stored_precision
 
 if TYPE_CHECKING:
-    from trainpace.forecast import Nearness
+    from trainpace.forecast import Forecaster, Nearness
+    from trainpace.watch import Recording
 
 
 Providers = Annotated[tuple[str, ...], Field("Only this provider; repeat for several.")]
@@ -258,6 +273,8 @@ def _has(offer: Offer, field: str, names: Sequence[str]) -> bool:
     return any(name in value for name in wanted) if field == "region" else value in wanted
 
 
+SOME_STEPS = 1000
+"""Steps by which servers are compared if the length of the training is unknown."""
 MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
@@ -375,7 +392,7 @@ class Matches(Record):
         evidence: Public measurements near the first server.
         picks: The cheapest, the fastest, and the knee between them, among the matching servers.
         mixed: The cheapest server with mixed precision, if the job uses fp32 by default.
-        recorded: For a workload from a recording: its loader, and caveats.
+        recorded: Work of the host that the steps include, and caveats of a recording.
         usual_batch: True if the global batch was not given.
     """
 
@@ -497,25 +514,36 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def run(request: MatchRequest, progress: Progress) -> Matches:
-    """Rank all servers on offer for a job, and add picks, evidence and caveats."""
+def run(request: MatchRequest, progress: Progress, recording: Recording | None = None) -> Matches:
+    """Rank all servers on offer for a job, and add picks, evidence and caveats.
+
+    `recording` is by default the one beside a saved workload.
+    """
     offers, devices = _offers_for(request, progress)
-    workload = workload_of(request, progress)
+    recording = recording or recording_of(request.model)
+    workload = as_recorded(workload_of(request, progress), recording)
+    if recording is not None and request.global_batch is None:
+        request = replace(
+            request, global_batch=recorded_batch(recording, workload.only_batch) or None
+        )
     r = request.resolved(workload)
-    recording, loader = recording_and_loader(r.model, r.loader_rate)
-    job = _job(r, workload, loader)
+    work = host_work(recording, workload, r.loader_rate)
+    on = None if work is None else work.on
+    job = _job(r, workload)
     names = {offer.device for offer in offers}
     with consulted_journal(r.journal, r.no_journal, names, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
         with progress.work("comparing servers"):
             by: Literal["usd", "hours"] = "usd" if r.by == "cost" else "hours"
-            ranking = rank(workload, offers, devices, job, by, knowledge)
+            ranking = rank(workload, offers, devices, job, by, knowledge, on)
             chosen = picks(ranking.matches)
             mixed: list[Match] = []
             if chosen and not r.precision and "amp" in workload.forms:
                 cheapest = [chosen[0].match.offer]
                 job_in_mixed = replace(job, precisions=MIXED)
-                mixed = rank(workload, cheapest, devices, job_in_mixed, "usd", knowledge).matches
+                mixed = rank(
+                    workload, cheapest, devices, job_in_mixed, "usd", knowledge, on
+                ).matches
     corrected = ""
     if knowledge is not None and knowledge.devices:
         cards = _cards(knowledge.devices)
@@ -532,7 +560,9 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         ),
         picks=chosen,
         mixed=mixed[0] if mixed else None,
-        recorded=recorded_notes(recording, "" if loader is None else _loading(loader)),
+        recorded=recorded_notes(
+            recording, *([] if work is None else [work.in_words("each server's vCPUs")])
+        ),
         usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
     )
 
@@ -557,7 +587,7 @@ def _offers_for(r: MatchRequest, progress: Progress) -> tuple[list[Offer], dict[
     return offers, devices
 
 
-def _job(r: MatchRequest, workload: Workload, loader: RecordedLoader | None) -> Job:
+def _job(r: MatchRequest, workload: Workload) -> Job:
     length = r.sequence_length
     work = epoch_of(r.samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
     return Job(
@@ -569,17 +599,89 @@ def _job(r: MatchRequest, workload: Workload, loader: RecordedLoader | None) -> 
         budget_usd=r.budget,
         clip_gradients=bool(workload.settings.get("clip_gradients", False)),
         conditions=r.conditions(
-            samples_per_cpu_s=r.loader_rate if loader is None else loader.samples_per_core_s,
-            preemption_mean_h=None
-            if r.preempted_every is None
-            else hours_from_s(r.preempted_every),
+            preemption_mean_h=None if r.preempted_every is None else hours_from_s(r.preempted_every)
         ),
     )
 
 
-def _loading(loader: RecordedLoader) -> str:
-    each = format_number(loader.samples_per_core_s)
-    return f"Assuming one loader worker on every core: {each} samples/s each."
+class Placed(NamedTuple):
+    """A training on the server that it is assumed to rent.
+
+    Attributes:
+        forecaster: Forecaster with the server's host CPU.
+        cores: Cores per rank. None if unknown.
+        points: Single-thread rating of the host CPU.
+        words: The cores, and where they come from.
+    """
+
+    forecaster: Forecaster
+    cores: float | None
+    points: float
+    words: str
+
+
+def placed(
+    work: HostWork,
+    forecaster: Forecaster,
+    execution: Execution,
+    schedule: Schedule | None,
+    conditions: JobConditions,
+    cores: int | None,
+) -> Placed:
+    """Return a training on its assumed server.
+
+    Without `cores`, it is the server with the cluster's GPUs on which the training costs least, as
+    `match` ranks them. Its host CPU applies if the cluster has none.
+    """
+    from trainpace.forecast import host_of
+
+    cluster = forecaster.target.cluster
+    words = f"{cores} cores per node"
+    if cores is None:
+        words = "an unknown number of cores (--cores)"
+        offer = _cheapest_server(work, forecaster, execution, schedule, conditions)
+        if offer is not None and cluster.host is None and offer.host:
+            forecaster = forecaster.on(replace(cluster, host=find_host(offer.host)))
+        if offer is not None and offer.vcpus:
+            cores = offer.vcpus
+            server = f"{offer.provider} {offer.instance_type}".strip() + ", the cheapest server"
+            server = "as this machine has" if offer.provider == OWN else server
+            words = f"{cores} cores per node ({server}; --cores)"
+    per_rank = None if cores is None else cores / cluster.devices_per_node
+    return Placed(forecaster, per_rank, host_of(forecaster.target.cluster).points, words)
+
+
+def _cheapest_server(
+    work: HostWork,
+    forecaster: Forecaster,
+    execution: Execution,
+    schedule: Schedule | None,
+    conditions: JobConditions,
+) -> Offer | None:
+    """Return the server on which a training costs least. None if no server has these GPUs."""
+    e, cluster = execution, forecaster.target.cluster
+    device, count, nodes = cluster.device, cluster.devices_per_node, cluster.nodes
+    offers = known_offers(None, Silent())
+    offers = (*not_offered((device.name,), offers, (device,)), *offers)
+    offers = tuple(o for o in offers if (o.device, o.count) == (device.name, count))
+    job = Job(
+        schedule=schedule or Schedule(max_steps=SOME_STEPS),
+        global_batch=e.global_batch,
+        precisions=(e.precision,),
+        most_nodes=nodes,
+        channels_last=e.channels_last,
+        compile=e.compile,
+        checkpointing=e.activation_checkpointing == "full",
+        clip_gradients=e.clip_gradients,
+        software=forecaster.target.software,
+        conditions=conditions,
+    )
+    with contextlib.suppress(TrainpaceError):  # No server may be able to divide the batch.
+        devices, known = {device.name: device}, forecaster.knowledge
+        ranking = rank(forecaster.workload, offers, devices, job, "usd", known, work.on)
+        if able := [match.offer for match in ranking.matches if match.nodes == nodes]:
+            return able[0]
+    return cheapest_offer(offers, device.name, count, nodes)
 
 
 def _cards(names: Sequence[str]) -> str:

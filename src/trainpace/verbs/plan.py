@@ -21,9 +21,10 @@ from trainpace.core.records import Record, to_jsonable
 from trainpace.core.software import TODAY
 from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
-from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
-from trainpace.plan import NO_WAIT, DataPath, Plan, Problem, SearchSpace, data_paths, plan_changes
+from trainpace.job import NO_WAIT, DataPath, Schedule, accumulation_for_global_batch, total_steps
+from trainpace.plan import Plan, Problem, SearchSpace, data_paths, plan_changes
 from trainpace.verbs.data import loader_file
+from trainpace.verbs.match import Placed, placed
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -50,10 +51,15 @@ from trainpace.verbs.request import (
 from trainpace.verbs.settings import SettingsSource, kinds_of, limits_of, texts_of
 from trainpace.verbs.traced import (
     Evidence,
+    HostWork,
     adaptation_of,
     caveats,
     evidence_for,
     evidence_json,
+    host_work_of,
+    recorded_samples,
+    recorded_settings,
+    recording_of,
     workload_of,
 )
 from trainpace.verbs.training import (
@@ -75,7 +81,6 @@ from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
     from trainpace.forecast import Nearness
-    from trainpace.measure import LoaderCost
     from trainpace.watch import Rank, Recording
 
 MOST_SAMPLES = 1e12
@@ -100,6 +105,10 @@ EXECUTION_NOW = (
     *("checkpointing", "offload", "compile", "channels_last"),
 )
 """Options that describe the current training."""
+NO_LOADER = (
+    "The loader needs the number of its `workers` now, its `cores` per node, and `sample_ms`,"
+    " `loader`, or a recording with a loader."
+)
 WORKERS = "workers|config|command|watched"
 """Options that give the number of loader workers."""
 
@@ -278,9 +287,8 @@ def run(
     for text in present.files.unread_notes:
         progress.note(text)
     problem, start = _problem(r, present, progress)
-    space, paths = _choices(
-        r, present, problem, start, kinds_of(new) if write else {}, write, progress
-    )
+    problem, paths, included = _with_host_work(r, present, problem, start)
+    space, paths = _choices(r, paths, start, kinds_of(new) if write else {}, write, progress)
     cluster, workload = problem.cluster, problem.workload
     runs = running_software(workload, problem.software, cluster.device, start.precision)
     for text in runs.idle:
@@ -300,7 +308,7 @@ def run(
         plan=replace(
             plan,
             model=r.model_name,
-            assumed=(*plan.assumed, *_assumed(r, present, problem, runs.words)),
+            assumed=(*plan.assumed, *included, *_assumed(r, present, problem, runs.words)),
             corrected=corrected,
             cautions=(*plan.cautions, *_offline_caution(r, plan), *recorded),
             in_code=is_in_code(r, present, new, workload),
@@ -363,8 +371,7 @@ def _problem(r: PlanRequest, present: Present, progress: Progress) -> tuple[Prob
 
 def _choices(
     r: PlanRequest,
-    present: Present,
-    problem: Problem,
+    paths: tuple[DataPath, ...],
     start: Execution,
     new: Mapping[str, str],
     write: bool,
@@ -375,7 +382,6 @@ def _choices(
     space = SearchSpace(
         keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
     )
-    paths = loader_paths(r, present, start, problem.cluster)
     if fixed_workers and any(path.workers != paths[0].workers for path in paths):
         progress.note(f"note: the number of loader workers stays: {fixed_workers}")
         paths = tuple(path for path in paths if path.workers == paths[0].workers)
@@ -406,7 +412,7 @@ class Present(NamedTuple):
 
     @classmethod
     def read(cls, request: PlanRequest) -> Present:
-        recording = None
+        recording = recording_of(request.model)
         if request.watched:
             from trainpace.watch import read_recording
 
@@ -419,6 +425,11 @@ class Present(NamedTuple):
     def rank(self) -> Rank | None:
         """First process of the recording."""
         return None if self.recording is None else self.recording.ranks[0]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Recorded fields of the current execution."""
+        return {} if self.rank is None else recorded_settings(self.rank)
 
     def pick(self, name: str, value: Any, recorded: Any = None) -> Any:
         """Return the request's value, or else the one in the files, or else the recorded one."""
@@ -470,7 +481,9 @@ class Present(NamedTuple):
 
         If a file sets fp32, torch's default still decides about TF32.
         """
-        stated: Precision | None = self.pick("precision", request.precision)
+        stated: Precision | None = self.pick(
+            "precision", request.precision, self.recorded.get("precision")
+        )
         left_to_torch = stated == "fp32" and request.precision is None
         return (
             default_precision(request.model, device) if stated is None or left_to_torch else stated
@@ -486,7 +499,7 @@ class Present(NamedTuple):
         values |= {name: own[name] for name in own.keys() & EXECUTION_FIELDS.keys()}
         if self.pick("global_batch", request.global_batch) is not None:
             values.pop("accumulation", None)
-        recorded = self._recorded_batch()
+        recorded = {name: each for name, each in self.recorded.items() if name not in own}
         for name, value in execution_values(request, workload).items():
             if name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` describe the cluster.
                 continue
@@ -497,20 +510,10 @@ class Present(NamedTuple):
             if picked is not None:
                 values[name] = picked
         precision = self.precision(request, device)
-        is_open = self.pick("precision", request.precision) is None
+        is_open = self.pick("precision", request.precision, recorded.get("precision")) is None
         if is_open and own_precision and form_of(own_precision) in workload.forms:
             precision = own_precision
         return values | {"precision": precision}
-
-    def _recorded_batch(self) -> dict[str, int]:
-        """Return the recorded micro-batch and accumulation."""
-        if self.rank is None:
-            return {}
-        from trainpace.watch import batches_per_step
-
-        batches = batches_per_step(self.rank)
-        sizes = {"accumulation": batches, "micro_batch": self.rank.samples_per_step / batches}
-        return {name: max(1, round(size)) for name, size in sizes.items() if size}
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:
@@ -554,41 +557,41 @@ def _with_cluster_file(request: PlanRequest) -> PlanRequest:
     return replace(request, **values)
 
 
-def loader_paths(
-    request: PlanRequest, present: Present, start: Execution, cluster: Cluster
-) -> tuple[DataPath, ...]:
-    """Return the available data paths, according to the pipeline model of `loader`.
+def _with_host_work(
+    r: PlanRequest, present: Present, problem: Problem, start: Execution
+) -> tuple[Problem, tuple[DataPath, ...], tuple[str, ...]]:
+    """Return the problem on the assumed server, the available data paths, and the assumptions.
 
     Raises:
-        Misuse: Numbers for the model are missing.
+        Misuse: Numbers for the pipeline model of `loader` are missing.
     """
-    from trainpace.diagnose import HANDOVER_MS, SEND_MS
-    from trainpace.measure import batch_ms, fewest_workers
+    work, share, cores = _host_work(r, present, problem.workload, start.micro_batch)
+    if work is None:
+        if any(given is not None for given in (r.offline_share, r.workers, cores)):
+            raise Misuse(NO_LOADER)
+        return problem, (NO_WAIT,), ()
+    cluster = problem.cluster
+    forecaster = problem.on_part(cluster.nodes, cluster.devices_per_node)
+    at = placed(work, forecaster, start, problem.schedule, problem.conditions, cores)
+    now = present.pick("dataloader_workers", r.workers, work.workers)
+    if now is None:
+        raise Misuse(NO_LOADER)
+    problem = problem._replace(cluster=at.forecaster.target.cluster)
+    return problem, loader_paths(work, at, now, share), (work.in_words(at.words, now),)
 
-    r, rank = request, present.rank
-    recorded = rank.loader.workers if rank and rank.loader else None
-    now = present.pick("dataloader_workers", r.workers, recorded)
-    cost, share, cores = _loader_cost(r, rank, start.micro_batch)
-    if cost is None or now is None or cores is None:
-        if any(given is not None for given in (cost, r.offline_share, r.workers, r.cores)):
-            raise Misuse(
-                "The loader needs the number of its `workers` now, its `cores` per node, and"
-                " `sample_ms`, `loader`, or a recording with a loader."
-            )
-        return (NO_WAIT,)
-    cores_per_rank = max(1.0, cores / cluster.devices_per_node)
-    sent = replace(
-        cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS
-    )
 
-    def ms_per_sample(workers: int, online: float) -> float:
-        c = sent if workers else cost
-        wall_ms, cpu_ms = online * c.sample_wall_ms, online * c.sample_cpu_ms
-        c = replace(c, sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms)
-        return batch_ms(c, workers, cores_per_rank) / cost.batch_size
+def loader_paths(
+    work: HostWork, at: Placed, now: int, offline_share: float | None
+) -> tuple[DataPath, ...]:
+    """Return the current data path and the available ones, for `now` loader workers per rank."""
+    from trainpace.measure import fewest_workers
 
-    collate_ms = cost.collate_ms / cost.batch_size
-    return data_paths(now, ms_per_sample, fewest_workers, collate_ms, share)
+    def path(workers: int, online: float = 1.0) -> DataPath:
+        return work.on(at.cores, at.points, workers, online)
+
+    if work.cost is None:
+        return (path(now),)
+    return data_paths(now, path, fewest_workers, work.cost.collate_ms / work.samples, offline_share)
 
 
 def _offline_share(request: PlanRequest, rank: Rank | None) -> float | None:
@@ -597,23 +600,28 @@ def _offline_share(request: PlanRequest, rank: Rank | None) -> float | None:
     return 0.0 if is_random and request.offline_share is None else request.offline_share
 
 
-def _loader_cost(
-    request: PlanRequest, rank: Rank | None, batch: int
-) -> tuple[LoaderCost | None, float | None, int | None]:
-    """Return (loader cost, share that can be offline, cores). None means unknown."""
-    from trainpace.diagnose import loader_cost
+def _host_work(
+    r: PlanRequest, present: Present, workload: Workload, batch: int
+) -> tuple[HostWork | None, float | None, int | None]:
+    """Return (the host's work, share that can be offline, cores per node). None means unknown."""
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS
     from trainpace.measure import LoaderCost
 
-    r, share = request, _offline_share(request, rank)
+    recording, share, cores = present.recording, _offline_share(r, present.rank), r.cores
+    recorded = None if recording is None else host_work_of(recording, workload)
     if r.loader is not None:
         cost, share, measured_cores = loader_file(r.loader)
-        return cost, share, r.cores or measured_cores
-    cores = r.cores or (None if rank is None else rank.cpus)
-    if r.sample_ms is not None:
+        cores = cores or measured_cores
+    elif r.sample_ms is not None:
         ms = r.sample_ms
-        given = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
-        return given, share, cores
-    return None if rank is None else loader_cost(rank), share, cores
+        cost = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
+    else:
+        return recorded, share, cores
+    cost = replace(
+        cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS
+    )
+    work = recorded or HostWork(None, 1, None)
+    return work._replace(cost=cost, samples=cost.batch_size), share, cores
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:
@@ -652,11 +660,10 @@ def _values_of(key: str, data: Any) -> Iterator[Any]:
         yield from _values_of(key, one)
 
 
-def _samples(request: PlanRequest, present: Present) -> int | None:
-    """Return the samples per epoch from the request, or else from the recorded dataset."""
-    loader = present.rank and present.rank.loader
-    if request.samples is None and request.tokens is None and loader:
-        return loader.samples_in_dataset
+def _samples(request: PlanRequest, present: Present, only_batch: int | None = None) -> int | None:
+    """Return the samples per epoch from the request, or else from the recording."""
+    if request.samples is None and request.tokens is None:
+        return recorded_samples(present.recording, only_batch)
     return request.samples
 
 
@@ -677,7 +684,7 @@ def check_length(request: PlanRequest, present: Present) -> None:
 def schedule_of(request: PlanRequest, present: Present, workload: Workload) -> Schedule:
     r, pick = request, present.pick
     return epoch_of(
-        _samples(r, present),
+        _samples(r, present, workload.only_batch),
         r.tokens,
         pick("sequence_length", r.sequence_length),
         workload,

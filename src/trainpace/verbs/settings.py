@@ -23,7 +23,8 @@ from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
-    from trainpace.plan import Change, DataPath, Plan
+    from trainpace.job import DataPath
+    from trainpace.plan import Change, Plan
     from trainpace.verbs.plan import PlanRequest
 
 

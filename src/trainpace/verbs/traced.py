@@ -6,18 +6,23 @@ forecasts of packed documents, nearby public measurements, and the recording of 
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
+from msgspec.structs import replace
 
-from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.core.execution import optimizer_called
+from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.execution import PRECISIONS, optimizer_called
+from trainpace.core.hardware import find_host
 from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.core.records import Record, save
 from trainpace.core.units import format_number
+from trainpace.job import DataPath
 from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
 from trainpace.workload import (
     AS_IT_IS,
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
     from trainpace.core.execution import Execution
     from trainpace.core.hardware import Device
     from trainpace.forecast import Near, Nearness
-    from trainpace.watch import Recording
+    from trainpace.measure import LoaderCost
+    from trainpace.watch import Rank, Recording
 
 ModelArgument = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
 Optimizer = Annotated[
@@ -506,31 +512,6 @@ FEW_STEPS = 10
 """Minimum number of recorded steps for reliable times."""
 
 
-class RecordedLoader(NamedTuple):
-    """Speed of a recorded data loader.
-
-    Attributes:
-        workers: Workers of one training process. With 0, the process loads its batches itself,
-            between steps.
-        cores: CPU cores of the recording's machine.
-        samples_per_s: Rate of one process with its workers.
-        samples_per_core_s: Rate of one core.
-    """
-
-    workers: int
-    cores: int
-    samples_per_s: float
-    samples_per_core_s: float
-
-    @property
-    def words(self) -> str:
-        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return (
-            f"{workers}, {format_number(self.samples_per_s)} samples/s on the recording's"
-            f" {self.cores} cores"
-        )
-
-
 def recording_of(model: str | Workload) -> Recording | None:
     """Return the recording next to a saved workload. None if there is no readable one."""
     spec = ModelSpec.of(model)
@@ -548,22 +529,177 @@ def recording_of(model: str | Workload) -> Recording | None:
     return recording if recording.ranks else None
 
 
-def loader_of(recording: Recording) -> RecordedLoader | None:
-    """Return the data loader of the first process. None if it was not recorded."""
-    from trainpace.diagnose import loader_cost
-    from trainpace.measure import batch_ms
+HOST_CAUSES = ("logging", "checkpoint", "evaluation", "own_code")
+"""Causes in a diagnosis that the host of another machine works on as well."""
 
-    rank = recording.ranks[0]
-    cost = loader_cost(rank)
-    if cost is None or rank.loader is None:
-        return None
-    ms = batch_ms(cost, rank.loader.workers, max(1.0, float(rank.cpus)))
-    core_ms = cost.sample_cpu_ms + cost.collate_ms / cost.batch_size
-    if ms <= 0 or core_ms <= 0:
-        return None
-    return RecordedLoader(
-        rank.loader.workers, rank.cpus, 1000 * cost.batch_size / ms, 1000 / core_ms
+
+class HostWork(NamedTuple):
+    """Work of a training script on the host of one rank, apart from launching operators.
+
+    Attributes:
+        cost: Time to load a batch on a free core. None without a loader.
+        samples: Samples of such a batch, as the model counts them.
+        workers: Loader workers of a rank. None means one per core.
+        own_ms: Time per update in the script's own code, logging, evaluation and checkpoints.
+        points: Single-thread rating of the recording's CPU. None if it is unknown.
+    """
+
+    cost: LoaderCost | None
+    samples: int
+    workers: int | None
+    own_ms: float = 0.0
+    points: float | None = None
+
+    def on(
+        self,
+        cores: float | None,
+        points: float | None,
+        workers: int | None = None,
+        online: float = 1.0,
+    ) -> DataPath:
+        """Return the same work on another machine.
+
+        Args:
+            cores: Cores per rank. If unknown, each of the script's workers finds a free core. One
+                worker per core is then assumed to be fast enough.
+            points: Single-thread rating of the CPU. None for the recording's own machine.
+            workers: Loader workers per rank, in place of the script's own number.
+            online: Share of a sample's preparation that is not done offline.
+        """
+        from trainpace.measure import batch_ms
+
+        workers = self.workers if workers is None else workers
+        ms, loads = 0.0, self.cost is not None
+        if workers is None:
+            workers, loads = max(1, int(cores or 1)), loads and cores is not None
+        if self.cost is not None and loads:
+            wall_ms, cpu_ms = online * self.cost.sample_wall_ms, online * self.cost.sample_cpu_ms
+            cost = replace(self.cost, sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms)
+            ms = batch_ms(cost, workers, cores or math.inf) / self.samples
+        path = DataPath(
+            workers=workers,
+            ms_per_sample=ms,
+            beside=workers > 0,
+            precomputed=online < 1,
+            own_ms=self.own_ms,
+        )
+        return path.slower(self.points / points if self.points and points else 1.0)
+
+    def in_words(self, cores: str, workers: int | None = None) -> str:
+        """Return a clause: what a step includes on `cores`, and the assumed speed of the host."""
+        workers = self.workers if workers is None else workers
+        parts = []
+        if self.own_ms:
+            parts.append(f"{format_number(self.own_ms)} ms of own code, evaluation and checkpoints")
+        if self.cost is not None:
+            each = self.cost.sample_wall_ms + self.cost.collate_ms / self.cost.batch_size
+            many = {
+                None: "one loader worker per core",
+                0: "loading in the training process",
+                1: "1 loader worker per GPU",
+            }
+            named = many.get(workers, f"{workers} loader workers per GPU")
+            parts.append(f"{named} ({format_number(each)} ms per sample)")
+        speed = "the CPU's speed" if self.points else "cores as fast as the recording's"
+        included = " and ".join(parts) or "no work of the host"
+        return f"step times include {included}, on {cores} and with {speed}"
+
+
+def host_work_of(recording: Recording, workload: Workload) -> HostWork:
+    """Return the host's work in a recorded script, by its first rank.
+
+    Loading counts by processor time and by waits for storage, not by waits for the recording's
+    cores. A recording of workers on shared cores does not tell these waits apart, so only processor
+    time counts then.
+    """
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS, diagnose, loader_cost
+    from trainpace.watch import DELAYED
+
+    rank, cost = recording.ranks[0], loader_cost(recording.ranks[0])
+    workers = rank.loader.workers if rank.loader else 0
+    shared = recording.busy or rank.delayed_share >= DELAYED or workers > rank.cpus
+    own_ms = math.fsum(s.ms for s in diagnose(recording).shares if s.cause in HOST_CAUSES)
+    points = None
+    with contextlib.suppress(UnknownName):
+        points = find_host(rank.cpu).single_thread.value if rank.cpu else None
+    if cost is not None and rank.fetch is not None:
+        wall_ms = cost.sample_cpu_ms if shared and rank.fetch.in_workers else cost.sample_wall_ms
+        cost = replace(cost, sample_wall_ms=wall_ms, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
+    return HostWork(
+        cost=cost,
+        # The model and the loader may count samples differently.
+        samples=workload.only_batch or (cost.batch_size if cost else 1),
+        workers=workers,
+        own_ms=own_ms + rank.parts_ms["loader_start"],
+        points=points,
     )
+
+
+def host_work(
+    recording: Recording | None, workload: Workload, loader_rate: float | None
+) -> HostWork | None:
+    """Return the host's work, or None if nothing is known about it.
+
+    `loader_rate` is the number of samples per second that one core prepares. It replaces the
+    recorded cost of loading.
+    """
+    work = None if recording is None else host_work_of(recording, workload)
+    if loader_rate is None:
+        return work
+    from trainpace.measure import LoaderCost
+
+    ms = 1000 / loader_rate
+    cost = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=1)
+    return HostWork(cost, 1, None) if work is None else work._replace(cost=cost, samples=1)
+
+
+def as_recorded(workload: Workload, recording: Recording | None) -> Workload:
+    """Return the workload with the recording's batch and number format as its own settings."""
+    if recording is None:
+        return workload
+    return replace(
+        workload, settings={**recorded_settings(recording.ranks[0]), **workload.settings}
+    )
+
+
+def recorded_settings(rank: Rank) -> dict[str, Any]:
+    """Return the micro-batch, accumulation and precision of a recorded rank, as far as known."""
+    from trainpace.watch import batches_per_step
+
+    batches = batches_per_step(rank)
+    settings: dict[str, Any] = {"accumulation": max(1, round(batches))}
+    if size := round(rank.samples_per_step / batches) or rank.model_batch:
+        settings["micro_batch"] = size
+    if rank.number_format in PRECISIONS:
+        settings["precision"] = rank.number_format
+    return settings
+
+
+def recorded_batch(recording: Recording, only: int | None) -> int:
+    """Return the samples per step over all ranks, or 0 if unknown.
+
+    They come from the only batch that the model was traced with, from the loaders, or else from the
+    model's input.
+    """
+    from trainpace.watch import batches_per_step
+
+    ranks = recording.ranks
+    if only is not None:  # The model and the loader may count batches differently.
+        return only * max(1, round(batches_per_step(ranks[0]))) * ranks[0].world_size
+    loaded = sum(round(rank.samples_per_step) for rank in ranks)
+    micro_steps = max(1.0, ranks[0].micro_steps)
+    return loaded or round(ranks[0].model_batch * micro_steps) * ranks[0].world_size
+
+
+def recorded_samples(recording: Recording | None, only: int | None) -> int | None:
+    """Return the samples of a recorded epoch, or None if unknown.
+
+    `only` is the only batch that the model was traced with.
+    """
+    from trainpace.watch import steps_per_epoch
+
+    steps = None if recording is None else steps_per_epoch(recording.ranks[0])
+    return None if not steps else round(steps * recorded_batch(recording, only)) or None
 
 
 def caveats(recording: Recording) -> tuple[str, ...]:
@@ -582,16 +718,7 @@ def caveats(recording: Recording) -> tuple[str, ...]:
     return tuple(found)
 
 
-def recording_and_loader(
-    model: str | Workload, loader_rate: float | None
-) -> tuple[Recording | None, RecordedLoader | None]:
-    """Return the recording next to a saved workload, and its loader unless a rate is given."""
-    recording = recording_of(model)
-    return recording, loader_of(recording) if recording and loader_rate is None else None
-
-
-def recorded_notes(recording: Recording | None, loading: str) -> tuple[str, ...]:
-    """Return sentences about a recording: `loading` (about its loader), then its caveats."""
-    clauses = () if recording is None else caveats(recording)
-    sentences = [f"{clause[:1].upper()}{clause[1:]}." for clause in clauses]
-    return (loading, *sentences) if loading else tuple(sentences)
+def recorded_notes(recording: Recording | None, *work: str) -> tuple[str, ...]:
+    """Return sentences: the clauses about the host's work, then the caveats of a recording."""
+    clauses = (*work, *(() if recording is None else caveats(recording)))
+    return tuple(f"{clause[:1].upper()}{clause[1:]}." for clause in clauses)

@@ -170,6 +170,7 @@ class Rank(Record):
         stopped: The process was ended on purpose after some steps.
         optimizers: Optimizers that made an update in a step, or 0 without torch optimizers.
         accelerator: Name of the training device. Empty for a CPU.
+        cpu: Name of the host's processor. Empty if unknown.
         delayed_share: Share of its runnable time that the training thread waited for a core.
         model_batch: First dimension of the model's input in the second step, or 0 if it was not
             captured.
@@ -255,6 +256,7 @@ class Rank(Record):
     stopped: bool = False
     optimizers: int = 1
     accelerator: str = ""
+    cpu: str = ""
     delayed_share: float = 0.0
     model_batch: int = 0
     occasions: dict[str, float] = msgspec.field(default_factory=dict)

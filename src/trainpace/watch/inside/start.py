@@ -19,7 +19,7 @@ from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
 
-from trainpace.core.host import usable_cores
+from trainpace.core.host import cpu_model, usable_cores
 from trainpace.watch.inside import engines, files, observers, patches, ranks, script, trials
 from trainpace.watch.inside.event_log import STOP_AFTER, TASK, TRIALS, EventLogWriter, Step, unused
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
@@ -90,6 +90,7 @@ def _new_log(torch: Any) -> EventLogWriter:
         "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
         "task": _number(TASK),
         "cpus": usable_cores(),
+        "cpu": cpu_model(),
     }
     log = EventLogWriter(path, header)
     by = f"os.environ[{THREADS!r}]" if os.environ.get(THREADS) != THREADS_BEFORE else ""
