@@ -13,12 +13,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarnin
 
 
 @pytest.fixture
-def trainer():
+def make_trainer():
     pytest.importorskip("transformers")
     spec = importlib.util.spec_from_file_location("language_models", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return as_with_a_gpu(module.trainer)
+    return module.trainer
+
+
+@pytest.fixture
+def trainer(make_trainer):
+    return as_with_a_gpu(make_trainer)
+
+
+def test_trainer_of_a_model_on_the_meta_device_is_a_task(make_trainer):
+    with torch.device("meta"):
+        made = as_with_a_gpu(make_trainer)
+    task = trainer_task("t", made)
+    assert {p.device.type for p in task.model.parameters()} == {"meta"}
 
 
 def test_trainer_bf16_with_fp32_model_is_amp(trainer):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.workload import Variant, stored_precision
 from trainpace.workload.hugging_face import transformers_task
 from trainpace.workload.trace import trace
@@ -133,6 +133,7 @@ TINY = {
     "vocab_size": 100,
     "max_position_embeddings": 64,
 }
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
 M2M = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_layerdrop": 0.5}
 
 
@@ -143,6 +144,9 @@ M2M = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_layerdr
         ("bert", "BertForNextSentencePrediction", TINY),
         ("deberta-v2", "DebertaV2ForMaskedLM", TINY),  # its padding check reads token ids
         ("llama", "LlamaForSequenceClassification", TINY),
+        ("deberta-v2", "DebertaV2ForSequenceClassification", TINY),
+        ("t5", "T5ForSequenceClassification", T5),
+        ("canine", "CanineForSequenceClassification", TINY | {"num_hash_functions": 2}),
         ("m2m_100", "M2M100ForConditionalGeneration", M2M | {"vocab_size": 100}),
     ],
 )
@@ -162,6 +166,26 @@ def test_a_head_without_a_known_batch_is_refused_by_name(tmp_path, architecture,
     path.write_text(json.dumps(values))
     with pytest.raises(TrainpaceError, match=f"{architecture}.*{word}"):
         trace(f"transformers:{path}", ("fp32",), STEP)
+
+
+def test_configuration_that_cannot_be_built_is_unreadable(tmp_path):
+    path = tmp_path / "config.json"
+    values = {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **TINY, "vocab_size": None}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UnreadableInput, match="EsmForMaskedLM"):
+        trace(f"transformers:{path}", ("fp32",), STEP)
+
+
+def test_selective_scan_is_one_kernel_for_any_length(tmp_path):
+    path = tmp_path / "config.json"
+    values = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "state_size": 4}
+    path.write_text(json.dumps(values | TINY))
+    short, long = (
+        trace(f"transformers:{path}", ("fp32",), Variant("adamw", n)).forms["fp32"].operators
+        for n in (16, 64)
+    )
+    assert {"selective_scan", "selective_scan_backward"} <= set(long.function)
+    assert long.function == short.function
 
 
 def test_key_value_cache_is_off_in_training(spec):

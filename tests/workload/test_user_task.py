@@ -1,12 +1,16 @@
 """Valid return values of a task function, how samples become batches, and the errors for invalid ones."""
 
+import json
+
 import pytest
 import torch
 
-from trainpace.core.errors import TrainpaceError
-from trainpace.workload import Variant
+from trainpace.core.errors import OutOfMemory, TrainpaceError
+from trainpace.core.records import to_json
+from trainpace.workload import Variant, load_workload, workloads
 from trainpace.workload.specs import build_task
 from trainpace.workload.trace import trace
+from trainpace.workload.user_task import as_with_a_gpu
 
 HEAD = """
 import torch
@@ -182,3 +186,43 @@ def test_invalid_task_return_value_names_valid_ones(tmp_path, body, words):
         trace(file(tmp_path, body))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_function_may_move_a_model_of_the_meta_device():
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 2)
+    as_with_a_gpu(lambda: model.to("cuda", torch.bfloat16))
+    assert (model.weight.device.type, model.weight.dtype) == ("meta", torch.bfloat16)
+    other = torch.nn.Linear(4, 2)
+    as_with_a_gpu(lambda: other.to(torch.float64))
+    assert other.weight.dtype == torch.float64
+
+
+HUGE = "m = nn.Sequential(nn.Linear(4, 2**21), nn.Linear(2**21, 2**21))\nreturn m, nn.MSELoss(), adam(m), {}"
+
+
+def test_weights_beyond_the_memory_are_traced_on_meta(tmp_path, monkeypatch):
+    spec = file(tmp_path, HUGE.format("[(torch.randn(4), torch.randn(2**21))] * 8"))
+
+    def traced(_, asked, *__):
+        (request,) = asked["requests"]
+        if "on_meta" not in request:
+            raise OutOfMemory("out of memory.", "Try a smaller batch.")
+        return json.dumps([to_json(trace(request["spec"], request["forms"], on_meta=True))])
+
+    monkeypatch.setattr(workloads, "run_isolated", traced)
+    workload = load_workload(spec, ["fp32"])
+    assert workload.parameters > 4e12
+    assert any("meta device" in note for note in workload.notes)
+
+
+def test_out_of_memory_stays_the_error_if_meta_fails(tmp_path, monkeypatch):
+    def failed(_, asked, *__):
+        if "on_meta" in asked["requests"][0]:
+            raise TrainpaceError("from_pretrained rejects the meta device.")
+        raise OutOfMemory("out of memory.", "Try a smaller batch.")
+
+    monkeypatch.setattr(workloads, "run_isolated", failed)
+    with pytest.raises(OutOfMemory) as caught:
+        load_workload(file(tmp_path, "return None"), ["fp32"])
+    assert caught.value.hint == workloads.WEIGHTLESS

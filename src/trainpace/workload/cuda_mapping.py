@@ -32,7 +32,7 @@ from torch.utils._device import _device_constructors
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload.meta import map_tensors, tensors_in, without_data
-from trainpace.workload.own_operators import sparse_call
+from trainpace.workload.own_operators import selective_scan, sparse_call
 from trainpace.workload.workload import GemmSizes
 
 RELU, TANH, LSTM, GRU = range(4)
@@ -479,6 +479,8 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
             {"warn_if_padding_and_no_attention_mask": lambda *_: None},
         ),
     ]
+    transformers = [m for name, m in sys.modules.items() if name.startswith("transformers.models.")]
+    replacements += [(module, {"mamba_selective_scan": selective_scan}) for module in transformers]
     with contextlib.ExitStack() as stack:
         for owner, values in replacements:
             stack.enter_context(replaced(owner, **values))

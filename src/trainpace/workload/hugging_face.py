@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, message_of
 from trainpace.core.intake import read_json
+from trainpace.core.worker import explain
 from trainpace.workload.model_spec import import_package
 from trainpace.workload.own_operators import offer_to_transformers
 from trainpace.workload.task import Task, image_task
@@ -32,6 +33,8 @@ from trainpace.workload.workloads import STORAGE_KEYS
 
 _OF_SAMPLES = ("next_sentence_label", "sentence_order_label")
 """Arguments for labels of whole samples, with two classes, beside the labels of tokens."""
+_CHARACTERS = 256
+"""Size of the vocabulary of a model that reads characters and has no table of tokens."""
 _OF_LABELS = ("labels", "start_positions", "end_positions", *_OF_SAMPLES)
 _WITH_A_LOSS = (
     'Choose an architecture that does in "architectures" (...ForCausalLM,'
@@ -41,7 +44,7 @@ _WITH_A_LOSS = (
 
 def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length: int) -> Task:
     """Return the task of a text or speech model that computes its loss from labels."""
-    vocabulary = _text_of(config).vocab_size
+    vocabulary = getattr(_text_of(config), "vocab_size", _CHARACTERS)
     speech = getattr(model, "main_input_name", "input_ids") == "input_features"
     frames = 2 * getattr(config, "max_source_positions", 1500)
     parameters = inspect.signature(model.forward).parameters
@@ -169,6 +172,27 @@ def _mpt_attention(
     return out, None
 
 
+def classify_last_token(model: nn.Module) -> None:
+    """Let an encoder-decoder classifier use the last token, where its samples end.
+
+    Its own head searches for the end token, whose position is unknown without values. Other models
+    stay as they are.
+    """
+    config: Any = model.config
+    if hasattr(model, "classification_head") and getattr(config, "is_encoder_decoder", False):
+        model.forward = types.MethodType(_classified, model)
+
+
+def _classified(
+    self: Any, input_ids: torch.Tensor, labels: torch.Tensor | None = None
+) -> types.SimpleNamespace:
+    base = getattr(self, self.base_model_prefix)
+    hidden = base(input_ids=input_ids, decoder_input_ids=input_ids)[0]
+    logits = self.classification_head(hidden[:, -1])
+    loss = None if labels is None else F.cross_entropy(logits, labels)
+    return types.SimpleNamespace(loss=loss, logits=logits)
+
+
 ALL_EXPERTS = (
     "transformers computes all experts of a Llama 4 layer for every token, and the forecast counts"
     ' them all. "experts_implementation": "grouped_mm" in the configuration sends each token only'
@@ -271,6 +295,7 @@ def transformers_task(
         send_to_own_experts(model)
     elif _text_of(config).model_type == "llama4_text":
         notes += (ALL_EXPERTS,)
+    classify_last_token(model)
     spec = f"transformers:{path}"
     if name == "CLIPModel":
         task = contrastive(spec, model, config, image_size, sequence_length)
@@ -317,11 +342,16 @@ def _config_of(
     if is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         # encoder-decoder models need this token to shift their labels
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    if getattr(text, "pad_token_id", 0) is None and "SequenceClassification" in str(
-        config.architectures
-    ):
-        text.pad_token_id = 0  # a model that classifies the last token rejects batches without it
+    if "SequenceClassification" in str(config.architectures):
+        _complete_classifier(config, text)
     return config
+
+
+def _complete_classifier(config: Any, text: Any) -> None:
+    if getattr(text, "pad_token_id", 0) is None:
+        text.pad_token_id = 0  # a model that classifies the last token needs it
+    if config.num_labels > 1:  # otherwise DeBERTa reads the values of the labels
+        config.problem_type = config.problem_type or "single_label_classification"
 
 
 def _text_of(config: Any) -> Any:
@@ -416,12 +446,12 @@ def _build(
         config._attn_implementation = implementation
         try:
             model: nn.Module = build(config)
-        except (ValueError, ImportError, KeyError):
+            break
+        except Exception as error:  # models do not check the sizes of their configuration
             # a model with one class per implementation raises KeyError
-            if way == "eager":
-                raise
-            continue
-        break
+            if way == "eager" or not isinstance(error, ValueError | ImportError | KeyError):
+                reason = explain(error, f"transformers cannot build {architecture.__name__}: it")
+                raise UnreadableInput(reason) from error
     if len(ways) > 1 and config.model_type == "mpt":
         fuse_mpt_attention(model)
     return model, way
@@ -444,8 +474,8 @@ def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str,
     if config.model_type.startswith(_SLOW_PATHS):
         notes.append(
             f"The state-space layers of {config.model_type} are forecast as transformers' plain"
-            " torch code. The kernels of mamba-ssm, causal-conv1d or flash-linear-attention are"
-            " faster and need less memory."
+            " torch code, but Mamba's scan as one kernel. The other kernels of mamba-ssm,"
+            " causal-conv1d or flash-linear-attention are faster and need less memory."
         )
     return tuple(notes)
 

@@ -186,6 +186,15 @@ def _gemm(call: Call) -> list[Row]:
     return [call.row("gemm", 1, a, 2.0 * batch * m * n * k, GemmSizes(batch, m, n, k))]
 
 
+def _triangular_solve(call: Call) -> list[Row]:
+    """Return the row of a triangular solve: half the FLOPs of a matmul of the same matrices."""
+    matrix, right = call.args[:2]
+    n, columns = matrix.shape[-1], right.numel() // max(1, math.prod(matrix.shape[:-1]))
+    batch = matrix.numel() // max(1, n * n)
+    sizes = GemmSizes(batch, n, columns, n)
+    return [call.row("gemm", 1, matrix, float(batch * n * n * columns), sizes)]
+
+
 def offsets_of(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return the tensor of end offsets of the groups of a grouped matmul, or None."""
     return args[2] if len(args) > 2 else kwargs.get("offs")
@@ -333,6 +342,7 @@ def _foreach(call: Call) -> list[Row]:
 _BY_NAME: dict[str, Callable[[Call], list[Row]]] = {
     **dict.fromkeys(_GEMMS, _gemm),
     GROUPED: _grouped_gemm,
+    "linalg_solve_triangular": _triangular_solve,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     "convolution_backward": _convolution_backward,
     SPARSE_PRODUCT: _sparse_product,

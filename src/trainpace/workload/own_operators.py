@@ -9,6 +9,9 @@ Attention that skips masked keys: windows and chunks in FlashAttention, and bloc
 FlexAttention. These kernels exist only on GPUs. The operator stores the mean number of keys that a
 query sees. This number is counted by evaluating the mask, since a mask is a function of positions
 and needs no values.
+
+Mamba's selective scan: mamba-ssm runs it as one kernel, which keeps the states on the chip. It
+counts as limited by memory traffic. transformers' torch code runs several operators per token.
 """
 
 import sys
@@ -314,3 +317,44 @@ def flex_attention(
             lse=sums, max_scores=sums
         )
     return (out, sums) if return_lse else out
+
+
+SELECTIVE_SCAN = "selective_scan"
+define_operator(
+    SELECTIVE_SCAN, "(Tensor[] inputs) -> Tensor", lambda inputs: torch.empty_like(inputs[0])
+)
+define_operator(
+    f"{SELECTIVE_SCAN}_backward",
+    "(Tensor gradient, Tensor[] inputs) -> Tensor[]",
+    lambda _, inputs: [*map(torch.empty_like, inputs)],
+)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*inputs)
+        out: torch.Tensor = getattr(torch.ops.trainpace, SELECTIVE_SCAN)(inputs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        backward = getattr(torch.ops.trainpace, f"{SELECTIVE_SCAN}_backward")
+        return tuple(backward(gradient, ctx.saved_tensors))
+
+
+def selective_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803
+    *others: torch.Tensor,
+    D: torch.Tensor | None = None,  # noqa: N803
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    return_last_state: bool = False,
+    **_: Any,
+) -> Any:
+    """Stand-in for `mamba_selective_scan` of transformers, with its arguments."""
+    more = (t for t in (*others, D, z, delta_bias) if t is not None)
+    out = _Scan.apply(hidden_states, dt, A, *more)
+    return (out, out.new_empty(*out.shape[:2], A.shape[-1])) if return_last_state else out

@@ -74,6 +74,9 @@ AUTOCASTS = (
     "The step's own torch.autocast was not traced: matmuls are forecast in the number format of"
     " the precision. Use --precision amp_bf16 or amp_fp16."
 )
+BUILT_ON_META = (
+    "This machine has too little memory for the weights, so the model was built on the meta device."
+)
 _EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
 """Pattern for the names and classes of mixture-of-experts modules."""
 _GROUPED_EXPERTS = (
@@ -81,7 +84,9 @@ _GROUPED_EXPERTS = (
 )
 
 
-def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
+def trace(
+    spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN, on_meta: bool = False
+) -> Workload:
     """Trace a model spec into a workload.
 
     The model's Python code runs in this process. `load_workload` runs code of others in a
@@ -93,21 +98,23 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
         variant: How to trace. `variant.optimizer` is a name from `trainpace.core.execution`. If it
             is None, the task's own optimizer is used. A task without one gets AdamW for token
             sequences, and SGD with momentum for other samples.
+        on_meta: Run the user's function under the meta device too, so its weights need no memory.
 
     Raises:
         TrainpaceError: If the model cannot be traced in this variant.
     """
-    if ModelSpec.of(spec).runs_code:
-        task = build_task(spec)
+    runs_code = ModelSpec.of(spec).runs_code
+    with torch.device("meta") if on_meta or not runs_code else contextlib.nullcontext():
+        task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
+    if runs_code:
+        if on_meta:
+            task = task._replace(notes=(*task.notes, BUILT_ON_META))
         if variant.sequence_length not in (None, task.sequence_length):
             raise TrainpaceError(
                 f"{spec} brings its own samples: {task.sample}, not {variant.sequence_length}"
                 " tokens.",
                 "Omit --sequence-length, and let the function make longer samples.",
             )
-    else:
-        with torch.device("meta"):
-            task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
     if variant.adaptation != AS_IT_IS:
         task = adapted(task, variant.adaptation)
     if variant.checkpointing:
@@ -672,9 +679,10 @@ def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
                 " Experts can be traced if torch.nn.functional.grouped_mm computes them, or if each"
                 " gets a fixed number of tokens."
             )
+    code = place_in_code(error)
+    at = f" at {code}" if code else ""
     return UserCodeError(
-        f"{name} reads the values of its tensors{where}, so it cannot be traced without them:"
-        f" {explain(error, 'it')}",
+        f"{name} reads the values of its tensors{where}{at}, so it cannot be traced without them.",
         hint,
     )
 
@@ -693,8 +701,8 @@ def in_short(error: Exception) -> str:
 
 def asks_for_values(error: Exception) -> bool:
     """Return True if code failed because it read the values of a meta tensor."""
-    reason = str(error).replace("Meta tensors", "meta tensors")
-    words = ("meta tensors", "data-dependent", "register_meta")
+    reason = str(error).replace("Meta tensor", "meta tensor")
+    words = ("meta tensor", "data-dependent", "register_meta")
     return "Meta" in type(error).__name__ or any(word in reason for word in words)
 
 

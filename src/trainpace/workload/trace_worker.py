@@ -65,7 +65,7 @@ def _work(request: dict[str, Any]) -> str:
     def traced(one: dict[str, Any]) -> Workload:
         variant = Variant(**one["variant"])
         variant = variant._replace(adaptation=Adaptation(*variant.adaptation))
-        return trace(one["spec"], one["forms"], variant)
+        return trace(one["spec"], one["forms"], variant, one.get("on_meta", False))
 
     if "workload" in request:
         from trainpace.workload.optimizers import with_optimizer

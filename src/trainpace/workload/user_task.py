@@ -348,17 +348,31 @@ def is_trainer(made: Any) -> bool:
 
 
 def as_with_a_gpu(make: Callable[[], T]) -> T:
-    """Call a function that may create TrainingArguments with bf16=True.
+    """Call a function that may create TrainingArguments with bf16=True, or move a meta model.
 
-    Without a GPU, TrainingArguments would reject bf16.
+    Without a GPU, TrainingArguments would reject bf16. A Trainer moves its model, which torch
+    rejects for a model on the meta device.
     """
-    try:
-        return make()
-    except ValueError as error:
-        if "use_cpu" not in str(error) or ARGUMENTS not in sys.modules:
-            raise
-    with replaced(sys.modules[ARGUMENTS], is_torch_bf16_gpu_available=lambda: True):
-        return make()
+    with replaced(nn.Module, to=_moved):
+        try:
+            return make()
+        except ValueError as error:
+            if "use_cpu" not in str(error) or ARGUMENTS not in sys.modules:
+                raise
+        with replaced(sys.modules[ARGUMENTS], is_torch_bf16_gpu_available=lambda: True):
+            return make()
+
+
+_MOVE = nn.Module.to
+
+
+def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Move a module as `Module.to` does, but leave a module of the meta device there."""
+    if any(t.device.type != "meta" for t in (*module.parameters(), *module.buffers())):
+        return _MOVE(module, *args, **kwargs)
+    parse: Any = torch._C._nn._parse_to
+    dtype = parse(*args, **kwargs)[1]
+    return module if dtype is None else _MOVE(module, dtype)
 
 
 def trainer_task(name: str, trainer: Any) -> Task:
@@ -516,16 +530,16 @@ def task_from_file(path: Path, function: str) -> Task:
         raise TrainpaceError(f"name the function: {path}:FUNCTION.", f"{TASK}.")
     name, where = f"{path.name}:{function}", f"{path}:{function}"
     returned = _returned(path, function)
-    if is_trainer(returned):
-        return trainer_task(name, returned)
-    if (data := lightning_data(returned)) is not None:
-        return lightning_task(name, *data, where)
-    parts = _parts(returned, where)
-    return (
-        _whole_step_task(name, parts, where)
-        if parts.step is not None
-        else _plain_task(name, parts, where)
-    )
+    with torch.device(
+        "cpu"
+    ):  # the function may have run under the meta device, its loader does not
+        if is_trainer(returned):
+            return trainer_task(name, returned)
+        if (data := lightning_data(returned)) is not None:
+            return lightning_task(name, *data, where)
+        parts = _parts(returned, where)
+        make_task = _plain_task if parts.step is None else _whole_step_task
+        return make_task(name, parts, where)
 
 
 def _returned(path: Path, function: str) -> Any:

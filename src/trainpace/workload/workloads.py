@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from trainpace.core import records
-from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.errors import OutOfMemory, TrainpaceError, UserCodeError
 from trainpace.core.execution import FOR_OTHERS, Precision, optimizer_called
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_json
@@ -48,6 +48,7 @@ MOST_KEPT = 200
 """Maximum number of cached traces. The oldest are deleted first. A trace has 5 to 100 KB."""
 _SOURCES = ("workload/*.py", "core/execution.py")
 """Source files of this package whose content is part of the cache key."""
+WEIGHTLESS = 'Build the model under `with torch.device("meta"):`, where weights need no memory.'
 STORAGE_KEYS = ("dtype", "torch_dtype")
 _PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -110,14 +111,27 @@ def _traced(spec: str, requests: Sequence[dict[str, Any]], timeout_s: float) -> 
     missing = [r for r, workload in zip(requests, found, strict=True) if workload is None]
     texts = []
     if missing:
-        answer = run_isolated(
-            _WORKER, {"requests": missing}, timeout_s * len(missing), f"tracing {spec}"
-        )
-        texts = json.loads(answer)
+        texts = json.loads(_answered(spec, missing, timeout_s * len(missing)))
     for request, text in zip(missing, texts, strict=True):
         found[requests.index(request)] = records.from_json(text, Workload, f"the trace of {spec}")
         into_cache(cache_file(request), text)
     return [workload for workload in found if workload is not None]
+
+
+def _answered(spec: str, requests: Sequence[dict[str, Any]], timeout_s: float) -> str:
+    """Return the worker's answer.
+
+    If the memory does not hold the weights, the user's function runs again, on the meta device.
+    """
+    what = f"tracing {spec}"
+    try:
+        return run_isolated(_WORKER, {"requests": requests}, timeout_s, what)
+    except OutOfMemory as error:
+        if ModelSpec.of(spec).runs_code:
+            again = [request | {"on_meta": True} for request in requests]
+            with contextlib.suppress(TrainpaceError):
+                return run_isolated(_WORKER, {"requests": again}, timeout_s, what)
+        raise OutOfMemory(error.message, WEIGHTLESS) from None
 
 
 def trace_many(
