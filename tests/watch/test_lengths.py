@@ -134,9 +134,20 @@ for i in tqdm(range(50), desc="training"):
 """
 
 
+OWN_BATCHES = """
+import numpy
+X = numpy.zeros((50, 3))
+for epoch in range(3):
+    for start in range(0, SIZE, 10):
+        step()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
+        (OWN_BATCHES.replace("SIZE", "len(X)"), (None, 15)),
+        (OWN_BATCHES.replace("SIZE", "X.shape[0]"), (None, 15)),
         ("for _ in range(10):\n    for x in 'ab':\n        step()", (10, 20)),
         (NESTED, (8, 24)),
         (ACCUMULATED, (None, 125)),
@@ -153,6 +164,11 @@ def test_training_length_is_read_from_loops_over_ranges(code, expected):
     found = stated(code)
     assert (found and (found.epochs, found.steps)) == expected
     assert found is None or "range(" in found.words
+
+
+def test_epochs_of_whole_data_are_steps():
+    code = "epochs = 200\nfor epoch in range(epochs):\n    step()"
+    assert stated(code) == StatedLength(200, 200, "epochs = 200 in train.py")
 
 
 AGENT = """

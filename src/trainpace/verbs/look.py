@@ -261,16 +261,23 @@ def elsewhere(
     request = replace(_request_elsewhere(looked, global_batch), gpu=tuple(gpus))
     found = match.run(request, progress, looked.watched.recording)
     single = [m for m in found.ranking.matches if m.offer.count == 1]
+    if gpus:
+        _note_rejected(found, single, progress)
     if not single:
         raise TrainpaceError(
             "No single rented card can train it with this batch.",
             "trainpace match considers whole servers.",
         )
-    for r in found.ranking.rejected if gpus else ():
-        if r.offer.device not in {m.offer.device for m in single}:
-            progress.note(f"trainpace: {r.offer.device}: {r.reason}")
     shown = _by_card(single) if gpus else _by_role(single)
     return tuple(Elsewhere(role=role, match=m, included=found.recorded[:1]) for role, m in shown)
+
+
+def _note_rejected(found: match.Matches, single: Sequence[Match], progress: Progress) -> None:
+    """Say why the user's other cards cannot train it."""
+    shown = {m.offer.device for m in single}
+    reasons = {r.offer.device: r.reason for r in found.ranking.rejected}
+    for card in reasons.keys() - shown:
+        progress.note(f"trainpace: {card}: {reasons[card]}")
 
 
 def _by_card(matches: Sequence[Match]) -> list[tuple[str, Match]]:

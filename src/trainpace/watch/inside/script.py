@@ -290,20 +290,22 @@ def note_length(recorder: Recorder) -> None:
     The variables are read once, while the first step ends. They belong to the functions on the
     stack, from the training loop outwards. Contents of objects are read too, such as the arguments
     of argparse. Steps count only under names that end a training (`max_steps`, not `steps`). Steps
-    are preferred to epochs. Without such names, the length comes from loops over a range.
+    are preferred to epochs. Without named steps, loops over ranges give the steps, and without
+    named epochs, they give the length.
     """
     frame, found = sys._getframe(1), dict[str, StatedLength]()
     for name, value, place in _variables(frame):
         if type(value) in (int, float) and 0 < value <= LARGEST_LENGTH:
             words = _in_words(name, value, place)
             found = _named_length(_key(name), value, words, ENDING_STEPS) | found
-    if found:
-        recorder.log.note(stated=found.get("steps") or found["epochs"])
+    named = found.get("steps") or found.get("epochs")
+    if named is not None:
+        recorder.log.note(stated=named)
     read = _in_loops if _experience(frame) is None else _experience
-    if read is _experience or not found:
-        pace = _Pace(recorder, read)
-        pace.look(0, frame)
-        recorder.after_step.append(pace.at_step)
+    if read is _experience or "steps" not in found:
+        pace = _Pace(recorder, read, named)
+        if pace.look(0, frame):
+            recorder.after_step.append(pace.at_step)
 
 
 def _key(name: str) -> str:
@@ -332,8 +334,13 @@ class _Position(NamedTuple):
 class _Pace:
     """Logs the length of the training by the number of steps between two positions."""
 
-    def __init__(self, recorder: Recorder, read: Callable[[FrameType], _Position | None]) -> None:
-        self._recorder, self._read = recorder, read
+    def __init__(
+        self,
+        recorder: Recorder,
+        read: Callable[[FrameType], _Position | None],
+        named: StatedLength | None,
+    ) -> None:
+        self._recorder, self._read, self._named = recorder, read, named
         self._moves: list[tuple[int, int]] = []
         """Step and position, for each new position."""
 
@@ -351,11 +358,16 @@ class _Pace:
             return False
         if not moves or found.done != moves[-1][1]:
             moves.append((number, found.done))
-            steps = self._steps(found)
-            epochs = float(found.total) if found.unit == "epoch" else None
-            if steps or epochs:
-                self._recorder.log.note(stated=StatedLength(epochs, steps, found.words))
+            if (stated := self._stated(found)) is not None:
+                self._recorder.log.note(stated=stated)
         return True
+
+    def _stated(self, found: _Position) -> StatedLength | None:
+        steps, named = self._steps(found), self._named
+        if named is not None and found.unit != "experience":
+            return named._replace(steps=steps)
+        epochs = float(found.total) if found.unit == "epoch" else None
+        return StatedLength(epochs, steps, found.words) if steps or epochs else None
 
     def _steps(self, found: _Position) -> int | None:
         (began, first), (ended, last) = self._moves[0], self._moves[-1]
@@ -386,6 +398,18 @@ def _in_loops(frame: FrameType) -> _Position | None:
 
     The outermost loops count, as far as they run over ranges.
     """
+    ranges, unit = _outermost_ranges(frame)
+    done, total = 0, 1
+    for over, value, _ in ranges:
+        done += total * over.index(value) if type(value) is int and value in over else 0
+        total *= len(over)
+    if not ranges or total > LONGEST_LOOP:
+        return None
+    return _Position(done, total, unit, ", ".join(words for *_, words in reversed(ranges)))
+
+
+def _outermost_ranges(frame: FrameType) -> tuple[list[tuple[range, Any, str]], str]:
+    """Return (range, value of its variable, words) of each loop, innermost first, and the unit."""
     ranges: list[tuple[range, Any, str]] = []
     unit = "step"
     stack = [at for at in islice(frames_from(frame), MOST_FRAMES) if not _is_own(at)]
@@ -399,13 +423,7 @@ def _in_loops(frame: FrameType) -> _Position | None:
             else:
                 place = f"{os.path.basename(at.f_code.co_filename)}:{loop.lineno}"
                 ranges.append((*over, f"{ast.unparse(loop.iter)} in {place}"))
-    done, total = 0, 1
-    for over_range, value, _ in ranges:
-        done += total * over_range.index(value) if type(value) is int and value in over_range else 0
-        total *= len(over_range)
-    if not ranges or total > LONGEST_LOOP:
-        return None
-    return _Position(done, total, unit, ", ".join(words for *_, words in reversed(ranges)))
+    return ranges, unit
 
 
 def _is_of_script(frame: FrameType) -> bool:
@@ -468,6 +486,8 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
             return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
         case ast.Attribute():
             return _contents(_value(node.value, frame)).get(node.attr)
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
+            return _length(_value(node.value.value, frame))
         case ast.Subscript(slice=ast.Constant()):
             return _contents(_value(node.value, frame)).get(node.slice.value)
         case ast.BinOp():
@@ -479,12 +499,24 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _called(node: ast.Call, frame: FrameType) -> Any:
-    """Return the value of `range(...)` or `int(...)`, or the range in `tqdm(...)` and the like."""
+    """Return the value of `range`, `int`, `len` or `size`, or the range in `tqdm(...)` and such."""
     values = [_value(argument, frame) for argument in node.args]
-    make = _CALLS.get(ast.unparse(node.func).rpartition(".")[2])
+    name = ast.unparse(node.func).rpartition(".")[2]
+    if name == "len":
+        return _length(*values)
+    if values == [0] and isinstance(node.func, ast.Attribute):  # X.size(0)
+        return _length(_value(node.func.value, frame))
+    make = _CALLS.get(name)
     if make is not None:
         return make(*values) if _are_numbers(values) else None
     return next((value for value in values if type(value) is range), None)
+
+
+def _length(value: Any) -> int | None:
+    """Return the length of a list, a dict, a tensor or an array of NumPy."""
+    kind = type(value)
+    is_array = kind.__module__ in ("torch", "numpy") and hasattr(value, "shape") and value.ndim
+    return len(value) if is_array or kind in (list, tuple, dict, str) else None
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
