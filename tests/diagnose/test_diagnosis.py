@@ -312,6 +312,17 @@ def test_job_length_comes_from_stated_steps_or_epochs():
     )
 
 
+def test_script_gives_the_steps_of_epochs_in_the_command():
+    by_script = StatedLength(200, 600, "epochs = 200 in train.py")
+    watched = replace(
+        recording(rank(forward=10, stated=by_script)), command=("train.py", "--epochs", "200")
+    )
+    assert diagnose(watched).job_steps == 600
+    loaded = replace(watched, ranks=(rank(forward=10, stated=by_script, loader=loader()),))
+    assert diagnose(loaded).job_steps == 20_000
+    assert diagnose(loaded).job_by == "--epochs 200"
+
+
 def test_endless_dataset_has_no_epoch_length():
     d = diagnose(recording(rank(forward=10, loader=loader(batches=10**11))))
     assert d.steps_per_epoch is None

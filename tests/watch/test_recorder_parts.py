@@ -178,7 +178,7 @@ def test_call_in_evaluation_mode_is_evaluation_unless_backward_follows(tmp_path,
     assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 0 if follows == "a batch" else 7)
     spans = [s for s in records_of(r) if isinstance(s, Span) and s.part == EVALUATION]
     assert sum(s.end_ns - s.start_ns for s in spans) == step.parts_ns[EVALUATION]
-    assert ({"evaluates_with_gradients": True} in records_of(r)) is (follows == "a batch")
+    assert ({"evaluates_with_gradients": True} in records_of(r)) is (follows != "backward")
 
 
 def test_no_grad_call_between_forward_and_backward_is_training(tmp_path, clock):

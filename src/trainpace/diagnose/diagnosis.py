@@ -154,7 +154,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     # Judge the changes by the step that remains once no thread waits for a core.
     worth = WORTH * (step - parts.by_cause["threads"])
     each, endless = _steps_per_epoch(ranks[0], step)
-    stated = None if epochs is not None else stated_length(recording.command) or ranks[0].stated
+    stated = None if epochs is not None else _stated(recording, each)
     job_steps, job_epochs = _length(each, epochs, stated)
     low_ms, high_ms = _step_interval(recording, step)
     return Diagnosis(
@@ -219,6 +219,13 @@ def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str
         f"the loader reports {steps:,.0f} steps per epoch, which would take"
         f" {format_duration(seconds)}. Its dataset is treated as endless."
     ]
+
+
+def _stated(recording: Recording, steps_per_epoch: float | None) -> StatedLength | None:
+    """Return the length of the command, or of the script if the command's has unknown steps."""
+    by_command, by_script = stated_length(recording.command), recording.ranks[0].stated
+    is_known = by_command is not None and (by_command.steps or steps_per_epoch)
+    return by_command if is_known else by_script or by_command
 
 
 def _length(

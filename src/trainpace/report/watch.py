@@ -540,9 +540,9 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
 
 
 def untested(d: Diagnosis) -> list[Share]:
-    """Return the larger causes for which this recording gives no advice."""
-    advised = {a.cause for a in d.advice}
-    return [s for s in d.shares if s.share >= LEAST_UNTESTED and s.cause not in advised]
+    """Return the larger causes without advice for which only diagnose has experiments."""
+    causes = {"compute", "optimizer"} - {a.cause for a in d.advice}
+    return [s for s in d.shares if s.share >= LEAST_UNTESTED and s.cause in causes]
 
 
 def _advice(looked: Looked) -> Section:

@@ -267,8 +267,6 @@ class Recorder:
         depth = self.enter(part)
         if self.undecided:
             self.fetched_samples = 0
-            if self.bears_backward:
-                self._note_gradients()
             self.decides(EVALUATING)
         if self.phase != AFTER_EVALUATION:
             self._settle()
@@ -337,6 +335,10 @@ class Recorder:
         """
         if not self.undecided:
             return
+        if phase == EVALUATING and self.bears_backward and not self._evaluates_with_gradients:
+            # It stored the activations that a backward pass would need.
+            self._evaluates_with_gradients = True
+            self.log.note(evaluates_with_gradients=True)
         self.undecided = self.bears_backward = False
         self.phase = phase
         if phase == TRAINING:
@@ -344,12 +346,6 @@ class Recorder:
         since, self._pending = self._pending, self._held
         self._settle(self._held_until)
         self._held, self._pending = self._pending, since
-
-    def _note_gradients(self) -> None:
-        """Log once that an evaluation stored the activations that a backward pass would need."""
-        if not self._evaluates_with_gradients:
-            self._evaluates_with_gradients = True
-            self.log.note(evaluates_with_gradients=True)
 
     def _count_samples(self) -> None:
         """Count the fetched samples as trained samples."""

@@ -204,6 +204,8 @@ ENDING_STEPS = frozenset(
         "max_steps",
         "total_steps",
         "max_train_steps",
+        "max_grad_steps",
+        "num_training_steps",
         "num_train_steps",
         "train_steps",
         "max_iters",
