@@ -157,6 +157,8 @@ for epoch in range(3):
         ("for epoch in range(5):\n    while True:\n        step()\n        break", (5, 5)),
         ("while True:\n    for part in range(5):\n        step()\n    break", None),
         ("for i in range(10**9):\n    step()\n    break", None),
+        ("n = 7\nfor i in range(n % 4):\n    step()", None),
+        ("n = 2\nfor i in range(6 // n):\n    n = 0\n    step()", None),
         ("for i in range(10**30):\n    step()\n    break", None),
     ],
 )

@@ -424,7 +424,7 @@ def _outermost_ranges(frame: FrameType) -> tuple[list[tuple[range, Any, str]], s
                 ranges, unit = [], "epoch"
             else:
                 place = f"{os.path.basename(at.f_code.co_filename)}:{loop.lineno}"
-                ranges.append((*over, f"{ast.unparse(loop.iter)} in {place}"))
+                ranges.append((over[0], over[1], f"{over[2]} in {place}"))
     return ranges, unit
 
 
@@ -455,17 +455,20 @@ def _loops_of(file: str) -> tuple[ast.For | ast.While, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
 
 
-def _range(loop: ast.For | ast.While, frame: FrameType) -> tuple[range, Any] | None:
-    """Return the range of a loop and the current value of its variable, or None."""
+def _range(loop: ast.For | ast.While, frame: FrameType) -> tuple[range, Any, str] | None:
+    """Return the range of a loop, the current value of its variable, and its words, or None."""
     if isinstance(loop, ast.While):
         return None
-    over = _value(loop.iter, frame)
+    try:
+        over = _value(loop.iter, frame)
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # Its variables have changed.
+        return None
     if type(over) is not range:
         over = _contents(over).get("iterable")  # of tqdm
-    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
     if type(over) is not range or not 0 < abs(over.stop - over.start) <= LONGEST_LOOP:
         return None
-    return over, _value(target, frame)
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    return over, _value(target, frame), ast.unparse(loop.iter)
 
 
 _ARITHMETIC = {
@@ -488,10 +491,10 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
             return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
         case ast.Attribute():
             return _contents(_value(node.value, frame)).get(node.attr)
-        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
-            return _length(_value(node.value.value, frame))
-        case ast.Subscript(slice=ast.Constant()):
-            return _contents(_value(node.value, frame)).get(node.slice.value)
+        case ast.Subscript(ast.Attribute(owner, "shape"), ast.Constant(0)):
+            return _length(_value(owner, frame))
+        case ast.Subscript(owner, ast.Constant(key)):
+            return _contents(_value(owner, frame)).get(key)
         case ast.BinOp():
             both = [_value(node.left, frame), _value(node.right, frame)]
             return _ARITHMETIC[type(node.op)](*both) if _are_numbers(both) else None
@@ -561,9 +564,9 @@ def _contents(value: Any) -> Mapping[Any, Any]:
     Attributes are read past `__getattribute__`, so that no code of the script runs.
     """
     if issubclass(type(value), dict):
-        return value  # type: ignore[no-any-return]
+        return value
     try:
-        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+        return object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
 
