@@ -341,7 +341,7 @@ def test_plan_that_no_file_can_express_is_rejected(tmp_path):
         num_devices=4,
     )
     made = Plan(start=start, changes=(change,), best=outlook, fastest=outlook)
-    with pytest.raises(Misuse, match=r"can express .*precision \(.*transformer-engine\)"):
+    with pytest.raises(Misuse, match=r"can express .*`precision` \(.*transformer-engine\)"):
         rewritten(PlanRequest(model="m", config=(str(path),)), made, ())
     assert path.read_text() == LIGHTNING
 

@@ -135,7 +135,7 @@ def test_ep_is_rejected_for_model_without_experts():
 
 
 def test_ep_times_expert_tp_must_divide_ranks():
-    with pytest.raises(Contradiction, match="ep 4 x expert_tp 2"):
+    with pytest.raises(Contradiction, match="ep 4"):
         Execution(nproc_per_node=4, tp=2, ep=4)
     assert Execution(nproc_per_node=4, tp=2, ep=4, expert_tp=1).data_parallel_size == 2
 

@@ -126,7 +126,10 @@ def test_size_of_uncollated_items_counts_samples(item, samples):
 def test_fetch_counts_samples_of_dataset_batches(tmp_path):
     fetched = []
     recorder = SimpleNamespace(
-        spans_on=True, thread=loaders.get_ident(), log=SimpleNamespace(fetch=fetched.append)
+        spans_on=True,
+        steps=1,
+        thread=loaders.get_ident(),
+        log=SimpleNamespace(fetch=fetched.append),
     )
     made = iter([(torch.rand(4, 8), torch.zeros(4)), (torch.rand(2, 8), torch.zeros(2))])
     fetch = loaders.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))

@@ -22,7 +22,7 @@ from trainpace.plan.settings import TIGHT, data_in_words, differing, gpus_in_wor
 SAME = 0.002
 """Relative difference below which two forecasts count as equal."""
 MOST_MAYBES = 4
-WORTH = 0.01
+WORTH = 0.03
 """Smallest saving that is worth a measurement, as a share of the job."""
 HIDDEN = 0.05
 """Share of a step below which gradient communication counts as hidden."""
