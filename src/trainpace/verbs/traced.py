@@ -606,33 +606,44 @@ class HostWork(NamedTuple):
 
 
 def host_work_of(recording: Recording, workload: Workload) -> HostWork:
-    """Return the host's work in a recorded script, by its first rank.
+    """Return the host's work in a recorded script, by its first rank."""
+    from trainpace.diagnose import diagnose
 
-    Loading counts by processor time and by waits for storage, not by waits for the recording's
-    cores. A recording of workers on shared cores does not tell these waits apart, so only processor
-    time counts then.
-    """
-    from trainpace.diagnose import HANDOVER_MS, SEND_MS, diagnose, loader_cost
-    from trainpace.watch import DELAYED
-
-    rank, cost = recording.ranks[0], loader_cost(recording.ranks[0])
-    workers = rank.loader.workers if rank.loader else 0
-    shared = recording.busy or rank.delayed_share >= DELAYED or workers > rank.cpus
+    rank, cost = recording.ranks[0], _cost_on_a_free_core(recording)
     own_ms = math.fsum(s.ms for s in diagnose(recording).shares if s.cause in HOST_CAUSES)
-    points = None
-    with contextlib.suppress(UnknownName):
-        points = find_host(rank.cpu).single_thread.value if rank.cpu else None
-    if cost is not None and rank.fetch is not None:
-        wall_ms = cost.sample_cpu_ms if shared and rank.fetch.in_workers else cost.sample_wall_ms
-        cost = replace(cost, sample_wall_ms=wall_ms, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
     return HostWork(
         cost=cost,
         # The model and the loader may count samples differently.
         samples=workload.only_batch or (cost.batch_size if cost else 1),
-        workers=workers,
+        workers=rank.loader.workers if rank.loader else 0,
         own_ms=own_ms + rank.parts_ms["loader_start"],
-        points=points,
+        points=_points_of(rank.cpu),
     )
+
+
+def _cost_on_a_free_core(recording: Recording) -> LoaderCost | None:
+    """Return the cost of loading a batch without waits for the recording's cores.
+
+    Waits for storage count. A recording of workers on shared cores does not tell the two apart, so
+    only processor time counts then.
+    """
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
+    from trainpace.watch import DELAYED
+
+    rank, cost = recording.ranks[0], loader_cost(recording.ranks[0])
+    if cost is None or rank.fetch is None:
+        return None
+    many = rank.loader is not None and rank.loader.workers > rank.cpus
+    shared = bool(recording.busy) or many or rank.delayed_share >= DELAYED
+    wall_ms = cost.sample_cpu_ms if shared and rank.fetch.in_workers else cost.sample_wall_ms
+    return replace(cost, sample_wall_ms=wall_ms, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
+
+
+def _points_of(cpu: str) -> float | None:
+    """Return the single-thread rating of a CPU, or None if it is unknown."""
+    with contextlib.suppress(UnknownName):
+        return find_host(cpu).single_thread.value
+    return None
 
 
 def host_work(
@@ -698,8 +709,10 @@ def recorded_samples(recording: Recording | None, only: int | None) -> int | Non
     """
     from trainpace.watch import steps_per_epoch
 
-    steps = None if recording is None else steps_per_epoch(recording.ranks[0])
-    return None if not steps else round(steps * recorded_batch(recording, only)) or None
+    if recording is None:
+        return None
+    steps = steps_per_epoch(recording.ranks[0]) or 0.0
+    return round(steps * recorded_batch(recording, only)) or None
 
 
 def caveats(recording: Recording) -> tuple[str, ...]:
