@@ -108,6 +108,8 @@ def of_every_verb(model, looked, gpu, **length):
     servers = MatchRequest(model=model, max_nodes=1, **{**asked, "gpu": (gpu,)})
     match = next(m for m in run(servers, Silent()).ranking.matches if m.offer.count == 1)
     now = trainpace.plan(model, watched=str(Path(model).parent), **asked).now
+    ends = row.training_time_interval_s
+    assert (now.job_low_s, now.job_high_s) == pytest.approx((ends.low, ends.high))
     (shown,) = elsewhere(looked, (gpu,), Silent())
     steps = [row.step.total_ms, match.forecast.step.total_ms, now.step_ms]
     seconds = [row.training_time.total_s, match.time.total_s, now.job_s]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from trainpace.job.training import (
         ASSUMED,
+        CORE_SPREAD,
         MAX_COUNT,
         NO_WAIT,
         ONLY_STEPS,

@@ -30,6 +30,7 @@ from trainpace.forecast import (
 )
 from trainpace.job import (
     ASSUMED,
+    CORE_SPREAD,
     JobConditions,
     Schedule,
     Training,
@@ -292,7 +293,10 @@ class Evaluator:
         ends = f.step_time_interval_ms
         if ends is None or not math.isfinite(ends.high):
             return None, None
-        low, high = (self.job(choice, ms) for ms in (ends.low, ends.high))
+        low, high = (
+            self.job(replace(choice, data=choice.data.slower(factor)), ms)
+            for ms, factor in ((ends.low, 1 / CORE_SPREAD), (ends.high, CORE_SPREAD))
+        )
         return (None, None) if low is None or high is None else (low.total_s, high.total_s)
 
     def projection(self, choice: Choice, changes: int) -> Projection:

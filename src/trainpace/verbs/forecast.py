@@ -72,7 +72,6 @@ from trainpace.verbs.traced import (
     host_work,
     padded_batch,
     recorded_notes,
-    recorded_samples,
     recording_of,
     workloads_of,
 )
@@ -425,7 +424,7 @@ def _sweep(
     if question.is_usual:
         execution = _that_fits(forecaster, execution)
         batches = (execution.micro_batch,)
-    schedule = _schedule(question, forecaster.workload, length)
+    schedule = _schedule(r, forecaster.workload, length)
     forecaster, on, words = _on_server(question, forecaster, execution, schedule)
     rows = [
         with_host_work(row, on)
@@ -435,14 +434,11 @@ def _sweep(
     return Sweep(forecaster, rows, execution, length, words)
 
 
-def _schedule(question: _Question, workload: Workload, length: int | None) -> Schedule | None:
+def _schedule(r: ForecastRequest, workload: Workload, length: int | None) -> Schedule | None:
     """Return the steps of the whole training, or None if its length was not given."""
-    r, samples = question.request, question.request.samples
     if not r.whole_training:
         return None
-    if samples is None and r.tokens is None:
-        samples = recorded_samples(question.recording, workload.only_batch)
-    return epoch_of(samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
+    return epoch_of(r.samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
 
 
 def _on_server(

@@ -590,16 +590,13 @@ class HostWork(NamedTuple):
         workers = self.workers if workers is None else workers
         parts = []
         if self.own_ms:
-            parts.append(f"{format_number(self.own_ms)} ms of own code, evaluation and checkpoints")
+            own = format_number(self.own_ms)
+            parts.append(f"own code, evaluation and checkpoints ({own} ms)")
         if self.cost is not None:
             each = self.cost.sample_wall_ms + self.cost.collate_ms / self.cost.batch_size
-            many = {
-                None: "one loader worker per core",
-                0: "loading in the training process",
-                1: "1 loader worker per GPU",
-            }
-            named = many.get(workers, f"{workers} loader workers per GPU")
-            parts.append(f"{named} ({format_number(each)} ms per sample)")
+            many = {None: "one worker per core", 0: "no workers", 1: "1 worker per GPU"}
+            named = many.get(workers, f"{workers} workers per GPU")
+            parts.append(f"loading ({named}, {format_number(each)} ms per sample)")
         speed = "the CPU's speed" if self.points else "cores as fast as the recording's"
         included = " and ".join(parts) or "no work of the host"
         return f"step times include {included}, on {cores} and with {speed}"
@@ -725,8 +722,8 @@ def caveats(recording: Recording) -> tuple[str, ...]:
         found.append(f"the recording has only {first.steps} steps, so its times are rough")
     if not first.accelerator:
         found.append(
-            "the script was recorded on a CPU, so only the speed of its loader is used, not the"
-            " time of its steps"
+            "the script was recorded on a CPU, so only its loading and its own code are used, not"
+            " the time of its model"
         )
     return tuple(found)
 
