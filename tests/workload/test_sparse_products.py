@@ -6,6 +6,7 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Task, trace_task
+from trainpace.workload.task import forward, loss_by
 
 VALUES, NODES, WIDTH = 200, 60, 16
 
@@ -60,3 +61,24 @@ def test_sparse_matmul_rejects_wrong_sizes_and_trained_matrices():
         trace_task(task_of(torch.spmm, nodes=3), only_batch=NODES)
     with pytest.raises(TrainpaceError, match="trained"):
         trace_task(task_of(torch.spmm, learns=True), only_batch=NODES)
+
+
+class Solve(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.right = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.linalg.solve_triangular(self.matrix(x), self.right(x), upper=False)
+
+
+def test_triangular_solve_costs_half_a_matmul():
+    def batch(n):
+        return torch.randn(n, 3, 8, 8), torch.randn(n, 3, 8, 4)
+
+    loss = loss_by(nn.functional.mse_loss)
+    workload = trace_task(Task("solve", Solve(), forward, loss, batch, None, ""))
+    operators = workload.forms["fp32"].operators
+    rows = [i for i, name in enumerate(operators.function) if "solve" in name]
+    assert {operators.phase[i] for i in rows} == {"forward", "backward"}
+    assert operators.flops[rows].tolist() == [[0.0, 3 * 8 * 8 * 4]] * len(rows)
