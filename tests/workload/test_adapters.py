@@ -46,6 +46,7 @@ def traced(config):
         "nf4": Adaptation("lora", RANK, weights="nf4", fp32_weights="none"),
         "double": Adaptation("lora", RANK, weights="nf4_double", fp32_weights="none"),
         "gptq": Adaptation("lora", RANK, weights="gptq", fp32_weights="none"),
+        "int8": Adaptation("lora", RANK, weights="int8", fp32_weights="none"),
         "whole": Adaptation("lora", RANK, whole="embed_tokens,lm_head"),
         "norms": Adaptation("lora", RANK, weights="nf4", fp32_weights="norms"),
         "peft": Adaptation("lora", RANK, weights="nf4"),
@@ -147,6 +148,17 @@ def test_4_bit_weights_take_half_a_byte_plus_scales(traced):
     assert double.parameter_bytes - buffers == rest + numbers / 2 + numbers / 64 + 4 * scales
 
 
+def test_8_bit_weights_take_a_byte_and_a_scale_per_row(traced):
+    rest = 2 * (2 * WORDS * HIDDEN + (2 * LAYERS + 1) * HIDDEN) + 4 * ADAPTERS
+    rows = LAYERS * (5 * HIDDEN + 2 * WIDE)
+    buffers = traced["full"].forms["half"].memory.parameter_bytes - 2 * traced["full"].parameters
+    held = traced["int8"].forms["half"].memory.parameter_bytes - buffers
+    assert held == rest + LAYERS * BLOCK + 4 * rows
+    assert traced["int8"].parameters == traced["lora"].parameters
+    assert flops(traced["int8"], "backward") == flops(traced["lora"], "backward")
+    assert any("8-bit" in note for note in traced["int8"].notes)
+
+
 def test_unquantized_weights_and_block_outputs_can_stay_fp32(traced):
     none, norms, peft = (traced[name].forms["half"] for name in ("nf4", "norms", "peft"))
     of_norms, others = (2 * LAYERS + 1) * HIDDEN, 2 * WORDS * HIDDEN
@@ -204,7 +216,7 @@ def test_quantized_weights_are_dequantized_before_each_matmul(traced):
         phase: sum(
             int(o.count[i])
             for i, name in enumerate(o.function)
-            if name == "dequantize_4bit" and o.phase[i] == phase
+            if name == "dequantize" and o.phase[i] == phase
         )
         for phase in ("forward", "backward")
     }
@@ -212,7 +224,7 @@ def test_quantized_weights_are_dequantized_before_each_matmul(traced):
         "forward": 7 * LAYERS,
         "backward": 7 * LAYERS - 3,
     }  # The first block's inputs need no gradients.
-    i = o.function.index("dequantize_4bit")
+    i = o.function.index("dequantize")
     assert o.written_bytes[i, 0] == 2 * o.dims[i, 1, 0]
     for phase in ("forward", "backward"):
         assert flops(traced["nf4"], phase) == flops(traced["lora"], phase)

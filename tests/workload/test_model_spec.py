@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from trainpace.core.errors import TrainpaceError
 from trainpace.workload import ModelSpec, packaged_workload
+from trainpace.workload.model_spec import check_packages, import_package
 from trainpace.workload.workload import PLAIN
 
 
@@ -101,3 +103,15 @@ def test_spec_parsing_does_not_import_numpy_or_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_all_missing_packages_are_named_at_once(monkeypatch):
+    for name in ("transformers", "peft"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(TrainpaceError) as caught:
+        check_packages("transformers", "peft", "json")
+    assert "'trainpace[transformers,peft]'" in caught.value.hint
+    assert "json" not in caught.value.hint
+    check_packages("json")
+    with pytest.raises(TrainpaceError, match="pip install torchao"):
+        import_package("no_such_module", "torchao")

@@ -63,8 +63,8 @@ Model = Annotated[
     ),
 ]
 PRECISION_HELP = (
-    "Number format.  [default: the dtype of a transformers configuration, else torch's fp32 with"
-    " TF32 convolutions]"
+    "Number format.  [default: the dtype of a transformers configuration; without one, 16 bits for"
+    " transformers and diffusers, torch's fp32 with TF32 convolutions for the rest]"
 )
 EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 """All number formats (forms) in which a model is traced."""
@@ -95,10 +95,10 @@ class TracedRequest(Request):
         ),
     ] = None
     weights: Annotated[
-        Literal["nf4", "fp4", "nf4_double", "gptq"] | None,
+        Literal["nf4", "fp4", "nf4_double", "int8", "gptq"] | None,
         Field(
-            "Format of frozen weights, as in bitsandbytes; double: with 8-bit scales too; gptq: 4"
-            " bits as in AutoGPTQ.",
+            "Format of frozen weights, as in bitsandbytes; double: with 8-bit scales too; int8:"
+            " LLM.int8(); gptq: 4 bits as in AutoGPTQ.",
             needs="adapter",
         ),
     ] = None

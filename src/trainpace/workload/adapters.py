@@ -13,6 +13,11 @@ in 8 bits, with an fp32 scale for every 256 of them. A separate kernel dequantiz
 run under autocast, as transformers' Trainer does with bf16=True. The adapters are in fp32; some
 base weights may be too (`_keep_fp32`).
 
+LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339) stores a weight in 8 bits, with an fp32 scale
+per row. As in bitsandbytes' MatMul8bitLt, the backward pass dequantizes the whole weight. The
+forward pass multiplies 8-bit inputs with 8-bit weights, and the few outlier columns in 16 bits. It
+is modeled like the backward pass, because the kernels around an 8-bit matmul also take time.
+
 GPTQ (Frantar et al. 2022, arXiv:2210.17323) is modeled as AutoGPTQ stores it. Each group of 128
 elements of a column has an fp16 scale and a 4-bit zero point, and each row has a group index. The
 Triton kernels of AutoGPTQ also dequantize whole weights (QuantLinearFunction).
@@ -36,6 +41,11 @@ BLOCK, SCALES_BLOCK = 64, 256
 """
 GROUP = 128
 """Elements per scale in GPTQ. This is the usual group_size of AutoGPTQ."""
+INT8 = "int8"
+"""Name of the format of LLM.int8()."""
+LIKE_16_BITS = (
+    "8-bit matmuls are assumed to take as long as 16-bit matmuls of the dequantized weights."
+)
 CONV1D = "Conv1D"
 """Name of the class of GPT-2's linear layers in transformers. Their weights are transposed."""
 COMPUTE_DTYPE = torch.bfloat16
@@ -58,7 +68,7 @@ define_operator(
     lambda scales, _: torch.empty_like(scales, dtype=torch.float32),
 )
 define_operator(
-    "dequantize_4bit",
+    "dequantize",
     "(Tensor packed, Tensor scales, int rows, int columns, ScalarType dtype) -> Tensor",
     lambda packed, scales, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
 )
@@ -83,7 +93,7 @@ class QuantisedLinear(nn.Linear):
     Attributes:
         numbers: Number of elements of the unpacked weight.
         held: Number of elements of all stored parameters, without the bias. Two 4-bit weights are
-            packed into one stored element.
+            packed into one stored element; an 8-bit weight is one.
     """
 
     def __init__(self, linear: Any, weights: str) -> None:
@@ -93,8 +103,9 @@ class QuantisedLinear(nn.Linear):
         self.out_features, self.in_features = (columns, rows) if is_transposed else (rows, columns)
         self.is_double = weights.endswith("_double")
         self.numbers = linear.weight.numel()
-        is_gptq = weights == "gptq"
-        blocks = -(-self.numbers // (GROUP if is_gptq else BLOCK))
+        is_gptq, is_int8 = weights == "gptq", weights == INT8
+        block = self.in_features if is_int8 else GROUP if is_gptq else BLOCK
+        blocks = -(-self.numbers // block)
 
         def frozen(n: int, dtype: torch.dtype) -> nn.Parameter:
             empty = torch.empty(n, dtype=dtype, device="meta")
@@ -102,7 +113,7 @@ class QuantisedLinear(nn.Linear):
             parameter.keeps_dtype = True  # type: ignore[attr-defined]
             return parameter
 
-        self.weight = frozen(-(-self.numbers // 2), torch.uint8)
+        self.weight = frozen(self.numbers if is_int8 else -(-self.numbers // 2), torch.uint8)
         of_scales = torch.float16 if is_gptq else torch.float32
         self.scales = frozen(blocks, torch.uint8 if self.is_double else of_scales)
         if self.is_double:
@@ -129,7 +140,7 @@ class QuantisedLinear(nn.Linear):
         scales: torch.Tensor = self.scales
         if self.is_double:
             scales = ops.dequantize_scales(scales, self.scale)
-        whole: torch.Tensor = ops.dequantize_4bit(
+        whole: torch.Tensor = ops.dequantize(
             self.weight, scales, self.out_features, self.in_features, dtype
         )
         return whole
@@ -166,6 +177,7 @@ def adapted(task: Task, how: Adaptation) -> Task:
             # peft casts the adapters of a 16-bit model to fp32 (autocast_adapter_dtype)
             parameter.keeps_dtype = True
     notes = [ON_ATTENTION] if how.targets == ALL_LINEAR and _is_diffusion(task.model) else []
+    notes += [LIKE_16_BITS] if how.weights == INT8 else []
     return task._replace(model=model, notes=(*task.notes, *notes))
 
 
@@ -185,7 +197,7 @@ def _check(how: Adaptation) -> None:
 
 def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
     """Forward hook that casts outputs to fp32, as accelerate does under autocast."""
-    return import_package("accelerate", "accelerate").utils.convert_to_fp32(out)
+    return import_package("accelerate", "peft").utils.convert_to_fp32(out)
 
 
 def _quantise(model: nn.Module, weights: str) -> None:
@@ -193,7 +205,7 @@ def _quantise(model: nn.Module, weights: str) -> None:
 
     Args:
         model: The model, changed in place.
-        weights: nf4 or fp4 (4 bits), nf4_double (4 bits with quantized scales), or gptq.
+        weights: nf4 or fp4 (4 bits), nf4_double (4 bits with quantized scales), int8 or gptq.
 
     Raises:
         TrainpaceError: If the model has no linear layers.

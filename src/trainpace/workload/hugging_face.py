@@ -29,7 +29,7 @@ from trainpace.core.worker import explain
 from trainpace.workload.model_spec import import_package
 from trainpace.workload.own_operators import offer_to_transformers
 from trainpace.workload.task import Task, image_task
-from trainpace.workload.workloads import STORAGE_KEYS
+from trainpace.workload.workloads import STORAGE_KEYS, stored_precision
 
 _OF_SAMPLES = ("next_sentence_label", "sentence_order_label")
 """Arguments for labels of whole samples, with two classes, beside the labels of tokens."""
@@ -306,7 +306,9 @@ def transformers_task(
         length, about_length = _length(_text_of(config), path, sequence_length)
         notes += (*about_length, *_windows(_text_of(config), wanted, length))
         task = words_or_speech(spec, name, model, config, length)
-    return task._replace(notes=(*notes, *task.notes))
+    stored = stored_precision(spec)
+    settings = {} if stored is None else {"precision": stored}
+    return task._replace(notes=(*notes, *task.notes), settings=settings)
 
 
 def _read(path: str) -> tuple[dict[str, Any], bool]:

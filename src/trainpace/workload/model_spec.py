@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainpace.core.errors import TrainpaceError, message_of
@@ -126,6 +127,24 @@ def _parse(text: str) -> ModelSpec:
     return ModelSpec(text, "unknown" if colon else "built_in", name)
 
 
+WITHOUT_EXTRA = ("bitsandbytes", "torchao")
+"""Optional packages that no extra of this package installs."""
+
+
+def check_packages(*packages: str) -> None:
+    """Raise TrainpaceError with one command that installs all missing packages, if any."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TrainpaceError(f"Not installed: {', '.join(missing)}.", _install(*missing))
+
+
+def _install(*packages: str) -> str:
+    extras = ",".join(name for name in packages if name not in WITHOUT_EXTRA)
+    words = [f"'trainpace[{extras}]'"] if extras else []
+    words += [name for name in packages if name in WITHOUT_EXTRA]
+    return f"pip install {' '.join(words)}."
+
+
 def import_package(module: str, package: str) -> Any:
     """Import a module of an optional package.
 
@@ -135,7 +154,7 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        reason, hint = message_of(error), f"pip install 'trainpace[{package}]'."
+        reason, hint = message_of(error), _install(package)
         if isinstance(error, RuntimeError):
             reason = f"with this torch: {reason}"
             hint = f"Install the {package} build that belongs to this torch."

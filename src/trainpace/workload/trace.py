@@ -47,7 +47,7 @@ from trainpace.workload.cuda_mapping import (
 )
 from trainpace.workload.fit import MEASURE, fitted_form, kinds_of
 from trainpace.workload.meta import map_tensors, meta_memo, on_meta, tensors_in, without_data
-from trainpace.workload.model_spec import ModelSpec
+from trainpace.workload.model_spec import ModelSpec, check_packages
 from trainpace.workload.optimizers import (
     launch_together,
     make_optimizer,
@@ -103,7 +103,9 @@ def trace(
     Raises:
         TrainpaceError: If the model cannot be traced in this variant.
     """
-    runs_code = ModelSpec.of(spec).runs_code
+    named = ModelSpec.of(spec)
+    check_packages(*[named.kind] * named.is_library, *["peft"] * bool(variant.adaptation.adapter))
+    runs_code = named.runs_code
     with torch.device("meta") if on_meta or not runs_code else contextlib.nullcontext():
         task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
     if runs_code:

@@ -39,8 +39,8 @@ class Adaptation(NamedTuple):
         rank: Rank of the adapters.
         targets: Names of the linear layers that get adapters, separated by commas, or all-linear.
         dropout: Dropout probability of the adapters.
-        weights: Format of the frozen weights: nf4, fp4, nf4_double (with quantized scales) or gptq.
-            Empty for weights that are not quantized.
+        weights: Format of the frozen weights: nf4, fp4, nf4_double (with quantized scales), int8 or
+            gptq. Empty for weights that are not quantized.
         fp32_weights: Weights that stay in fp32 in a 16-bit model with packed weights: all (that are
             not packed), norms or none.
         whole: Names of the modules that are trained in full, separated by commas.
