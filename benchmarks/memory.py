@@ -34,7 +34,7 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import load
 from trainpace.core.software import Software
 from trainpace.core.units import BYTES_PER_GIB
-from trainpace.forecast import Forecaster, Target, needed_gib, read_runs, room_gib
+from trainpace.forecast import Forecaster, Target, needed_gib, read_runs, usable_gib
 from trainpace.forecast.memory import COMPILED_NEED_SD, NEED_SD, fit_probability
 from trainpace.workload import Adaptation, Variant, Workload, form_of, trace_many
 
@@ -348,7 +348,7 @@ def fit_of(
     assert capacity is not None, "the card's memory is known"
     parts = ("parameters_gib", "reserved_gib", "device_gib")
     memory = replace(memory, **{name: getattr(memory, name) + more_gib for name in parts})
-    distance = float(np.log(room_gib(capacity.value) / needed_gib(memory)))
+    distance = float(np.log(usable_gib(capacity.value) / needed_gib(memory)))
     return Fit(
         model, compiles, ran, distance, float(fit_probability(memory, capacity.value, compiles))
     )

@@ -7,13 +7,16 @@ from msgspec.structs import replace
 from nouns import stacked, step_memory
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.outcome import FITS_AT
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.memory import (
     COMPILED_NEED_SD,
     NEED_SD,
     fit_probability,
+    fits,
     needed_gib,
     room_gib,
+    usable_gib,
 )
 
 FORM = stacked().forms["half"]
@@ -49,7 +52,7 @@ def test_fsdp_keeps_no_gathered_parameters_during_update():
 
 def test_fit_probability_is_half_at_full_memory():
     m = memory()
-    capacity = float(needed_gib(m)) / room_gib(1.0)
+    capacity = float(needed_gib(m)) / usable_gib(1.0)
     assert fit_probability(m, capacity) == pytest.approx(0.5)
     assert fit_probability(m, capacity * np.exp(NEED_SD)) == pytest.approx(0.841, abs=0.001)
     assert fit_probability(m, 2 * capacity) > 0.999 > 0.001 > fit_probability(m, capacity / 2)
@@ -57,9 +60,18 @@ def test_fit_probability_is_half_at_full_memory():
     assert compiled == pytest.approx(0.841, abs=0.001)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_training_fits_from_one_probability_on(compiles):
+    m = memory()
+    least = float(needed_gib(m)) / float(room_gib(1.0, compiles))
+    assert fit_probability(m, least, compiles) == pytest.approx(FITS_AT)
+    assert fits(m, least * 1.001, compiles)
+    assert not fits(m, least * 0.999, compiles)
+
+
 def test_paged_states_spill_over_pcie_when_memory_is_full():
     device = find_device("T4")
-    room = room_gib(device.memory_gib.value)
+    room = usable_gib(device.memory_gib.value)
 
     def forecast(paged_gib):
         form = replace(FORM, memory=replace(FORM.memory, paged_bytes=paged_gib * 2**30))

@@ -8,7 +8,10 @@ from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.outcome import FITS_AT
+from trainpace.forecast import needed_gib, room_gib
 from trainpace.forecast.grid import divisors
 from trainpace.job import JobConditions, Schedule
 from trainpace.offers import Offer
@@ -95,6 +98,23 @@ def test_servers_that_cannot_run_the_only_traced_batch_are_rejected_with_the_rea
     assert [m.offer for m in ranking.matches] == [T4]
     assert {r.binding for r in ranking.rejected} == {"batch"}
     assert "batch size of 64 per GPU, and 8 GPUs would get 8 samples" in ranking.rejected[0].reason
+
+
+def test_activations_are_recomputed_only_where_they_do_not_fit():
+    model, card = stacked(), find_device("A100")
+    run = Execution(precision="bf16", accumulation=64, optimizer=model.optimizer)
+    plain, recomputed = (
+        float(needed_gib(forecast(model, one, Cluster(device=card)).memory))
+        for one in (run, replace(run, activation_checkpointing="full"))
+    )
+    between = math.sqrt(plain * recomputed) / float(room_gib(1.0))
+    small = replace(card, name="small", memory_gib=replace(card.memory_gib, value=between))
+    devices = {"A100": card, "small": small}
+    job = replace(JOB, precisions=("bf16",))
+    found = rank(model, [A100, offer("small", "small")], devices, job).matches
+    way = {m.offer.device: m.forecast.execution.activation_checkpointing for m in found}
+    assert way == {"A100": "none", "small": "full"}
+    assert all(m.forecast.fit_probability >= FITS_AT for m in found)
 
 
 def test_match_uses_fastest_supported_precision():

@@ -13,11 +13,12 @@ from nouns import forecast, workload
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.outcome import FITS_AT
 from trainpace.forecast import Grid
-from trainpace.forecast.memory import needed_gib
+from trainpace.forecast.memory import FIT_MARGIN, needed_gib
 from trainpace.job import DataPath, Schedule, total_steps
 from trainpace.plan import NOISE, Choice, Evaluator, Problem, SearchSpace, plan_changes
-from trainpace.plan.evaluate import device_room_gib, part_of, same_work
+from trainpace.plan.evaluate import device_room_gib, part_of, same_work, with_start
 from trainpace.plan.plan import ordered_changes
 from trainpace.plan.search import executions_on, is_legal, search
 from trainpace.plan.settings import (
@@ -82,6 +83,7 @@ def start_on(s: Problem, micro_batch=8, **changes) -> Execution:
 def test_plan_is_consistent_with_its_search(s, micro_batch, data):
     start = start_on(s, micro_batch)
     plan = plan_changes(s, start, data)
+    s = with_start(s, start)
     found = search(s, start, executions_on(s.cluster, MODEL, start, SearchSpace()), data)
     if plan.best is None:
         assert found.fitting == 0
@@ -212,17 +214,23 @@ def test_savings_within_forecast_error_are_listed_as_maybe():
 def test_simpler_changes_have_fewer_points(simple, less_simple):
     start = Execution(nproc_per_node=2, precision="fp32")
     grid = Grid.of([start, replace(start, **simple), replace(start, **less_simple)])
-    unmoved, first, second = points(grid, start, np.zeros(3), 80.0)
+    unmoved, first, second = points(grid, start)
     assert unmoved == 0
     assert first < second
 
 
-def test_nearly_full_memory_adds_points():
-    start = Execution(nproc_per_node=2)
-    grid = Grid.of([start, replace(start, zero_stage=1), replace(start, zero_stage=1)])
-    unmoved, roomy, tight = points(grid, start, np.array([79.0, 40.0, 79.0]), 80.0)
-    assert unmoved == 0
-    assert tight > roomy
+def test_current_training_proves_that_its_memory_suffices():
+    """A training that runs may be less than surely forecast to fit, and needs no change for it."""
+    start = start_on(setting(), micro_batch=64)
+    need = float(needed_gib(forecast(MODEL, start, setting().cluster).memory))
+    probable = setting(memory_gib=1.05 * need / FIT_MARGIN)
+    f = forecast(MODEL, start, probable.cluster)
+    assert (f.fits, f.may_fit) == (False, True)
+    assert 0.5 < f.fit_probability < FITS_AT
+    plan = plan_changes(probable, start)
+    assert plan.start_fits
+    assert plan.best.fit_probability >= f.fit_probability
+    assert not any(change.makes_fit for change in plan.changes)
 
 
 def test_plan_explains_its_choice():

@@ -4,8 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 import trainpace
+from nouns import stacked
 from trainpace.core.execution import Execution
-from trainpace.core.hardware import find_device
+from trainpace.core.hardware import Cluster, find_device
+from trainpace.forecast import Forecaster, Target
+from trainpace.verbs.training import default_setup
+from trainpace.web import whatif
 from trainpace.workload import Workload, load_workload
 
 SAMPLES, EPOCHS = 50_000, 3
@@ -147,6 +151,61 @@ def test_verbs_agree_on_cost(asked):
     _, server, row, plan = asked
     assert server.mean_usd == pytest.approx(row.cost_usd)
     assert plan.now.cost_usd == pytest.approx(row.cost_usd)
+
+
+@pytest.fixture(scope="module")
+def configured() -> Workload:
+    """A transformer that names no precision, such as one of a configuration without a dtype."""
+    return replace(stacked(), model="transformers:little.json")
+
+
+def test_all_verbs_have_the_same_default_setup(configured, machines):
+    row, plan = forecasts(configured, "A100"), planned(configured, "A100")
+    assert row.execution.precision == "bf16"
+    assert row.execution.micro_batch == 32
+    assert plan.start == row.execution
+    assert plan.now.step_ms == pytest.approx(row.step.total_ms)
+    assert plan.now.fit_probability == pytest.approx(row.fit_probability)
+    there = matched(configured, machines, global_batch=32)
+    assert {name: m.forecast.execution.precision for name, m in there.items()} == {
+        "RTX 3090": "bf16",
+        "A100 SXM 40GB": "bf16",
+        "V100 SXM2 16GB": "fp16",
+    }
+    page = whatif.run(
+        whatif.WhatIfRequest(gpu="A100"),
+        whatif.forecaster_of(configured),
+        find_device("A100"),
+        None,
+    )
+    assert page.forecast.step == row.step
+    assert page.request.batch == row.execution.micro_batch
+    assert page.request.precision == row.execution.precision
+    assert page.request.samples * stacked().sequence_length <= whatif.USUAL_TOKENS
+
+
+def test_default_precision_does_not_depend_on_the_batch(configured):
+    for gpu, precision in (("A100", "bf16"), ("T4", "fp16")):
+        rows = [forecasts(configured, gpu, **more) for more in ({}, {"batch": 4})]
+        assert {row.execution.precision for row in rows} == {precision}
+
+
+@pytest.mark.parametrize("same_global_batch", [False, True])
+def test_default_setup_is_the_largest_batch_that_fits(configured, same_global_batch):
+    device = find_device("A100")
+    usual = Execution(micro_batch=32, precision="bf16", optimizer=configured.optimizer)
+    for gib in (80.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8):
+        small = replace(device, memory_gib=replace(device.memory_gib, value=gib))
+        forecaster = Forecaster(configured, Target(Cluster(device=small)))
+        e = default_setup(forecaster, usual, True, same_global_batch)
+        f = forecaster.forecast(e)
+        assert f.fits or (e.micro_batch, e.activation_checkpointing) == (1, "full")
+        if same_global_batch:
+            assert e.global_batch == usual.global_batch
+        elif f.fits:
+            assert e.micro_batch == min(32, forecaster.largest_micro_batch(e))
+        plain = replace(e, activation_checkpointing="none", micro_batch=1)
+        assert (e.activation_checkpointing == "full") == (not forecaster.forecast(plain).fits)
 
 
 def test_forecast_and_match_agree_on_speed_ratio_of_two_cards(model, servers):

@@ -51,7 +51,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> Reply
     if all(row.step is None for row in answer.rows):
         for reason in dict.fromkeys(row.reason for row in answer.rows if row.reason):
             tell(f"trainpace: not forecast: {reason}", err=True)
-    fits = any(row.can_run for row in answer.rows)
+    fits = any(row.step is not None and row.may_fit for row in answer.rows)
     return Reply(
         answer,
         report.forecast_sections(answer, request),

@@ -98,6 +98,11 @@ class Device(Record):
         return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
 
     @property
+    def half_precision(self) -> Literal["bf16", "fp16"]:
+        """The 16-bit format that the device computes fastest."""
+        return "fp16" if self.bf16_tensor_tflops is None else "bf16"
+
+    @property
     def is_consumer(self) -> bool:
         """True for desktop GeForce and Titan cards.
 

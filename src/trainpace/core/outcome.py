@@ -252,12 +252,20 @@ class Jump(Record):
     next_good: int | None = None
 
 
+FITS_AT = 0.9
+"""Least probability of fitting in memory at which a training is said to fit."""
+CERTAIN = 0.99
+"""Probability of fitting in memory above which it is not printed."""
+
+
 class Forecast(Record):
     """Forecast for one model on one cluster with one execution.
 
     If the combination is impossible, `reason` says why and times are None.
 
     Attributes:
+        fits: True if the training fits in memory with at least the probability `FITS_AT`. None if
+            the memory is unknown.
         host: CPU that launches kernels. Empty for a machine with its own profile.
         host_assumed: True if the host was not given, so a typical host of such cards is assumed.
         software: Software in words. Empty for a machine with its own profile.
@@ -320,6 +328,11 @@ class Forecast(Record):
     @property
     def samples_per_second(self) -> float | None:
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
+
+    @property
+    def may_fit(self) -> bool:
+        """False if the training does not fit in memory with at least the probability `FITS_AT`."""
+        return self.fits is not False or (self.fit_probability or 0.0) > 1 - FITS_AT
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         read_table,
         run_of,
     )
-    from trainpace.forecast.memory import CONTEXT_GIB, fit_probability, needed_gib, room_gib
+    from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib, usable_gib
     from trainpace.forecast.published import (
         FOLDER,
         RUNS_FILE,

@@ -97,7 +97,8 @@ class ForecastTable:
         parts: Milliseconds per part of the step, by the field names of `StepTime`.
         exposed: Milliseconds of exposed communication, by kind.
         memory: Peak memory of the fullest rank.
-        fits: True if the memory fits the device, or if the device's memory size is unknown.
+        fits: True if the memory fits the device with probability `FITS_AT`, or if the device's
+            memory size is unknown.
         clash: Index in `CLASHES` of the rule that the execution breaks, or 0.
         why: Index in `reasons` of the reason why there is no forecast, or 0.
         uneven: True if the pipeline stages have unequal numbers of blocks.
@@ -136,7 +137,7 @@ class ForecastTable:
         capacity = cluster.device.memory_gib
         self.fits = np.ones(len(self), dtype=bool)
         if capacity is not None:
-            self.fits = fits(self.memory, capacity.value)
+            self.fits = fits(self.memory, capacity.value, self.grid.compile)
             if self.memory.paged_gib.any():
                 paged_ms = paging_ms(self.memory, capacity.value, cluster)
                 self.exposed["offload"][:] += paged_ms
@@ -401,7 +402,9 @@ class ForecastTable:
         many = [on_one_device(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
         fitting = (
-            e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)
+            e
+            for e in many
+            if capacity is None or fits(forecaster.memory(e), capacity.value, e.compile)
         )
         reference = next(fitting, None)
         if reference is None:
@@ -442,7 +445,7 @@ def _warnings(brief: Forecast, uneven: bool, form: TracedForm, device: Device) -
         if stages > count:
             placed = "the head, and then the embedding, are assumed to stand for a block"
         yield f"{count} blocks over {stages} stages are uneven: {placed}"
-    if brief.fits is False:
+    if not brief.may_fit:
         yield "does not fit in the device's memory; the time is what it would be if it did"
     if emulates_bf16(device, e.precision):
         yield "no bf16 units, so torch emulates bf16, slower than fp32; fp16 is faster"

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainpace.core.execution import Execution
-from trainpace.core.outcome import Memory
+from trainpace.core.outcome import FITS_AT, Memory
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, has_vocabulary_head, stages_of
 from trainpace.forecast.ranks import gives_up_attention, kept_bytes
@@ -96,6 +96,8 @@ MOST_BETWEEN = 10
 """Number of micro-batches that the search for the largest one tries at once."""
 FIT_MARGIN = 0.97
 """Usable share of the card's memory. The driver, the display and fragmentation need the rest."""
+FITS_SD = NormalDist().inv_cdf(FITS_AT)
+"""Distance between forecast and usable memory at which a training fits, in standard deviations."""
 OFFLOAD_BUCKET = 5e8
 """Number of gradients that wait for their copy to the host.
 
@@ -364,7 +366,8 @@ class MemoryModel:
 
         def first_that_does_not(batches: Counts) -> int:
             """Return the position of the first batch that does not fit, or len(batches)."""
-            within = fits(self.at(Grid.vary(execution, micro_batch=batches), True), capacity_gib)
+            memory = self.at(Grid.vary(execution, micro_batch=batches), True)
+            within = fits(memory, capacity_gib, execution.compile)
             return len(batches) if within.all() else int(np.argmin(within))
 
         doubling = 2 ** np.arange(MOST_SAMPLES.bit_length(), dtype=np.int64)
@@ -690,9 +693,14 @@ def needed_gib(memory: Memory | RankMemory) -> Floats:
     return memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
 
 
-def room_gib(capacity_gib: float) -> float:
+def usable_gib(capacity_gib: float) -> float:
     """Return the part of a device's memory that a training can use, in GiB."""
     return capacity_gib * FIT_MARGIN
+
+
+def room_gib(capacity_gib: float, compiles: bool | Flags = False) -> Floats:
+    """Return the largest forecast of the needed memory that fits with probability `FITS_AT`."""
+    return np.asarray(usable_gib(capacity_gib) * np.exp(-FITS_SD * _need_sd(compiles)))
 
 
 def fit_probability(
@@ -703,10 +711,15 @@ def fit_probability(
     The logarithm of the needed memory is assumed to be normal around the forecast. Its standard
     deviation is `NEED_SD`, or `COMPILED_NEED_SD` with torch.compile.
     """
-    sd = COMPILED_NEED_SD if compiles else NEED_SD
-    distance = np.log(room_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)) / sd
+    relative = usable_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)
+    distance = np.log(relative) / _need_sd(compiles)
     return np.asarray(np.vectorize(NormalDist().cdf, otypes=[float])(distance))
 
 
-def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:
-    return needed_gib(memory) <= room_gib(capacity_gib)
+def _need_sd(compiles: bool | Flags) -> Floats:
+    return np.where(compiles, COMPILED_NEED_SD, NEED_SD)
+
+
+def fits(memory: Memory | RankMemory, capacity_gib: float, compiles: bool | Flags = False) -> Flags:
+    """Return True if a training fits in memory with at least the probability `FITS_AT`."""
+    return np.asarray(needed_gib(memory) <= room_gib(capacity_gib, compiles))

@@ -44,7 +44,7 @@ from trainpace.forecast.communication import (
     exposed,
 )
 from trainpace.forecast.grid import Grid, groups_of, stages_of
-from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
+from trainpace.forecast.memory import RankMemory, needed_gib, usable_gib
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
 from trainpace.workload import Flags, Floats, TracedForm, Workload
@@ -300,6 +300,6 @@ def paging_ms(memory: RankMemory, capacity_gib: float, cluster: Cluster) -> Floa
     of a tensor just before its kernel, so computation does not hide the transfer (Dettmers et al.
     2023, section 3).
     """
-    spilled = needed_gib(memory) + memory.paged_gib - room_gib(capacity_gib)
+    spilled = needed_gib(memory) + memory.paged_gib - usable_gib(capacity_gib)
     spilled = np.clip(spilled, 0.0, memory.paged_gib)
     return np.asarray(2 * spilled * BYTES_PER_GIB / (pcie_gb_per_s(cluster) * PINNED_SHARE * 1e6))

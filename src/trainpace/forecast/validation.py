@@ -30,7 +30,7 @@ from trainpace.core.software import Software
 from trainpace.forecast.forecaster import Forecaster
 from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.measured_runs import Case, MeasuredRun, case_of
-from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, usable_gib
 from trainpace.forecast.published import (
     TRACES_FILE,
     PublicRun,
@@ -287,7 +287,7 @@ def stated_peak_gib(case: Case, memory: Memory) -> float:
     if capacity is None:
         return memory.device_gib
     more = EAGER_CONTEXT_GIB - CONTEXT_GIB if case.loads_all_kernels else 0.0
-    full = max(float(needed_gib(memory)) + more, room_gib(capacity.value))
+    full = max(float(needed_gib(memory)) + more, usable_gib(capacity.value))
     # An allocator that is short of memory releases its cache, so the peak cannot exceed the card.
     return full if case.run.cudnn_benchmark == "yes" else min(memory.device_gib + more, full)
 

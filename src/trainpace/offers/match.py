@@ -10,7 +10,7 @@ Many offers have the same shape (device, count, nodes, network, host). Each shap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -76,7 +76,8 @@ class Job(Record):
         most_nodes: Largest number of nodes. Powers of two are tried.
         spot: Also consider spot prices.
         data_from: The provider that stores the data.
-        checkpointing: Recompute all activations, for workloads with blocks.
+        checkpointing: Recompute all activations, for workloads with blocks. Otherwise they are
+            recomputed where the training does not fit without.
     """
 
     schedule: Schedule
@@ -312,7 +313,7 @@ class _Shapes:
                 job.precisions[0] if job.precisions else "fp32"
             )  # raises, and names the traced forms
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | _Refusal] = {}
-        self._grids: dict[tuple[int, int, Precision], Grid] = {}
+        self._grids: dict[tuple[int, int, Execution], Grid] = {}
         # The device is a placeholder; `on` replaces it.
         anywhere = Target(Cluster(device=catalogue()[0]), software=job.software)
         self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
@@ -354,10 +355,11 @@ class _Shapes:
             return _Refusal("batch", f"{words}, and {ranks} GPUs would get {share:,} samples each")
         refused: list[_Refusal] = []
         for precision in precisions:
-            fastest = self._fastest(cluster, precision, sizes, share)
-            if isinstance(fastest, Forecast):
-                return self._shape(fastest, cluster)
-            refused.append(fastest)
+            for base in self._bases(precision):
+                fastest = self._fastest(cluster, base, sizes, share)
+                if isinstance(fastest, Forecast):
+                    return self._shape(fastest, cluster)
+                refused.append(fastest)
         return min(refused, key=_short_gib)
 
     def _shape(self, fastest: Forecast, cluster: Cluster) -> _Shape:
@@ -379,7 +381,7 @@ class _Shapes:
             # All micro-batches are forecast at once, because other shapes of the device need them.
             forecaster = self._forecaster.on(Cluster(device=device))
             alone = forecaster.at(
-                Grid.vary(self._base(precision), micro_batch=self._sizes.tolist())
+                Grid.vary(next(self._bases(precision)), micro_batch=self._sizes.tolist())
             )
             if alone.timed[-1]:
                 computing_ms = sum(
@@ -392,15 +394,15 @@ class _Shapes:
         )
 
     def _fastest(
-        self, cluster: Cluster, precision: Precision, sizes: Counts, share: int
+        self, cluster: Cluster, base: Execution, sizes: Counts, share: int
     ) -> Forecast | _Refusal:
         """Return the simplest execution that fits and is nearly as fast as the fastest.
 
         If no execution fits, return the reason instead.
         """
-        key = (cluster.devices_per_node, cluster.nodes, precision)
+        key = (cluster.devices_per_node, cluster.nodes, base)
         if key not in self._grids:
-            self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
+            self._grids[key] = _grid(cluster, base, sizes, share)
         forecasts = self._forecaster.on(cluster).at(self._grids[key])
         if forecasts.why.any():
             return _Refusal("device", forecasts.reasons[int(forecasts.why.max())].rstrip("."))
@@ -408,7 +410,8 @@ class _Shapes:
         capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
             # Memory of the smallest GPU on which an execution would fit.
-            least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
+            room = room_gib(1.0, forecasts.grid.compile)
+            least = float((needed_gib(forecasts.memory) / room).min())
             needs = f"needs {format_number(least)} GiB per GPU even with the smallest micro-batch"
             return _Refusal(
                 "memory",
@@ -421,12 +424,13 @@ class _Shapes:
         simplest = int(np.argmax(near))
         return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
-    def _base(self, precision: Precision) -> Execution:
+    def _bases(self, precision: Precision) -> Iterator[Execution]:
+        """Yield the execution on one device, and then the same with recomputed activations."""
         recomputed, software = (
             self._workload.checkpointed or self._job.checkpointing,
             self._job.software,
         )
-        return Execution(
+        base = Execution(
             precision=precision,
             optimizer=self._workload.optimizer,
             channels_last=self._job.channels_last or software.channels_last,
@@ -434,6 +438,9 @@ class _Shapes:
             activation_checkpointing="full" if recomputed else "none",
             clip_gradients=self._job.clip_gradients,
         )
+        yield base
+        if not recomputed and self._workload.form(precision).blocks is not None:
+            yield replace(base, activation_checkpointing="full")
 
 
 def _matches(able: Sequence[_Servers], job: Job, host_work: HostWorkOn | None) -> list[Match]:

@@ -60,7 +60,8 @@ class Change(Record):
 class Projection(Record):
     """Forecast of a choice: step time including data waits, the whole job, and memory per device.
 
-    `job_low_s` and `job_high_s` are the ends of the job's 90% interval.
+    `job_low_s` and `job_high_s` are the ends of the job's 90% interval. `fit_probability` is None
+    if the device's memory is unknown.
     """
 
     choice: Choice
@@ -72,6 +73,7 @@ class Projection(Record):
     cost_usd: float | None = None
     job_low_s: float | None = None
     job_high_s: float | None = None
+    fit_probability: float | None = None
 
 
 class Maybe(Record):

@@ -27,6 +27,7 @@ from trainpace.forecast import (
     Target,
     needed_gib,
     room_gib,
+    usable_gib,
 )
 from trainpace.job import (
     ASSUMED,
@@ -41,7 +42,7 @@ from trainpace.job import (
     with_data_ms,
 )
 from trainpace.plan.changes import NOISE, Choice, Projection
-from trainpace.workload import Floats, Workload
+from trainpace.workload import Flags, Floats, Workload
 
 
 class Problem(NamedTuple):
@@ -52,6 +53,8 @@ class Problem(NamedTuple):
             the current training reaches, and not after a fixed number of samples.
         knowledge: Measured runs that correct the forecasts.
         forecaster: Forecaster whose evaluated kernels are reused.
+        proven_gib: Memory that the current training needs, or 0 if it does not fit. The training
+            runs, so whatever needs no more memory fits too.
     """
 
     workload: Workload
@@ -62,6 +65,7 @@ class Problem(NamedTuple):
     forecaster: Forecaster | None = None
     software: Software = TODAY
     knowledge: Knowledge | None = None
+    proven_gib: float = 0.0
 
     def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
         """Return the forecaster for the part of the cluster that an execution uses."""
@@ -91,12 +95,14 @@ class Evaluation(NamedTuple):
         evaluating_ms: Time of the step's forward passes, without data waits. NaN if there is a
             reason.
         needed_gib: Memory that each device must have.
+        fits: True if the memory fits the device with probability `FITS_AT`.
         reason: Index into `reasons` for each execution; 0 means no reason.
     """
 
     step_ms: Floats
     evaluating_ms: Floats
     needed_gib: Floats
+    fits: Flags
     reason: NDArray[np.int64]
     reasons: tuple[str, ...]
 
@@ -128,11 +134,24 @@ def forecast_of(problem: Problem, execution: Execution) -> Forecast:
     return problem.on_part(execution.nnodes, execution.nproc_per_node).forecast(execution)
 
 
+def with_start(problem: Problem, start: Execution) -> Problem:
+    """Return the problem with the memory that the current training needs.
+
+    Raises:
+        TrainpaceError: The current execution cannot be forecast.
+    """
+    current = forecast_of(problem, start)
+    if current.step is None:
+        raise TrainpaceError(f"cannot forecast the current setup on these GPUs: {current.reason}")
+    if current.memory is None or not current.may_fit:
+        return problem
+    return problem._replace(proven_gib=float(needed_gib(current.memory)))
+
+
 def device_room_gib(cluster: Cluster) -> float:
-    """Return the usable memory of one device in GiB, or infinity if unknown."""
-    return (
-        math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
-    )
+    """Return the needed memory that surely fits a device in GiB, or infinity if unknown."""
+    memory = cluster.device.memory_gib
+    return math.inf if memory is None else float(room_gib(memory.value))
 
 
 def evaluate(problem: Problem, grid: Grid) -> Evaluation:
@@ -142,15 +161,16 @@ def evaluate(problem: Problem, grid: Grid) -> Evaluation:
     computed. `needed_gib` is then the size of these states.
     """
     step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
-    reason = np.zeros(len(grid), dtype=np.int64)
-    reasons = [""]
+    reason, fits = np.zeros(len(grid), dtype=np.int64), np.zeros(len(grid), dtype=bool)
+    memory, reasons = problem.cluster.device.memory_gib, [""]
+    usable = math.inf if memory is None else usable_gib(memory.value)
     for nnodes, nproc_per_node in sorted(
         {*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}
     ):
         rows = np.flatnonzero((grid.nnodes == nnodes) & (grid.nproc_per_node == nproc_per_node))
         forecaster = problem.on_part(nnodes, nproc_per_node)
         needed[rows] = least = forecaster.least_gib(grid.at(rows))
-        rows = rows[least <= device_room_gib(problem.cluster)]
+        rows = rows[least <= usable]
         if not len(rows):
             continue
         forecasts = forecaster.at(grid.at(rows))
@@ -159,7 +179,7 @@ def evaluate(problem: Problem, grid: Grid) -> Evaluation:
         evaluating[rows] = np.where(
             timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan
         )
-        needed[rows] = needed_gib(forecasts.memory)
+        needed[rows], fits[rows] = needed_gib(forecasts.memory), forecasts.fits
         for code, text in enumerate(forecasts.reasons[1:], start=1):
             reason[rows[forecasts.why == code]] = len(reasons)
             reasons.append(text)
@@ -171,7 +191,7 @@ def evaluate(problem: Problem, grid: Grid) -> Evaluation:
                 if name == "no blocks"
                 else f"its {name} clashes with the model or the cluster"
             )
-    return Evaluation(step, evaluating, needed, reason, tuple(reasons))
+    return Evaluation(step, evaluating, needed, fits, reason, tuple(reasons))
 
 
 def job_seconds(
@@ -252,7 +272,9 @@ class Evaluator:
 
     def fits(self, choice: Choice) -> bool:
         f = self.forecast(choice.execution)
-        return f is not None and f.fits is not False
+        if f is None or f.memory is None or f.fits is not False:
+            return f is not None
+        return bool(needed_gib(f.memory) <= self.problem.proven_gib)
 
     def step_ms(self, choice: Choice) -> float:
         """Return the step time including data, or infinity if it cannot be forecast."""
@@ -313,6 +335,7 @@ class Evaluator:
             job_s=math.inf if time is None else time.total_s,
             cost_usd=None if time is None else time.usd,
             needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
+            fit_probability=f.fit_probability,
             job_low_s=low_s,
             job_high_s=high_s,
         )

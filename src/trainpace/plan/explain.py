@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
-from trainpace.core.outcome import Forecast
+from trainpace.core.outcome import CERTAIN, Forecast
 from trainpace.core.units import format_count, format_duration, format_number
 from trainpace.forecast import Grid, needed_gib
 from trainpace.plan.changes import Maybe, Projection, Rejected
 from trainpace.plan.evaluate import Evaluator, Problem
 from trainpace.plan.search import PARALLELISM, Limit, SearchResult, SearchSpace
-from trainpace.plan.settings import TIGHT, data_in_words, differing, gpus_in_words
+from trainpace.plan.settings import data_in_words, differing, gpus_in_words
 
 SAME = 0.002
 """Relative difference below which two forecasts count as equal."""
@@ -188,12 +188,12 @@ def _impossible(result: SearchResult, subject: _Subject) -> str:
     able = rows[found.reason[rows] == 0]
     if not len(able):
         return found.why_not(rows) or "cannot be forecast"
-    least = float(found.needed_gib[able].min())
-    if least <= result.room_gib:
+    if found.fits[able].any():
         return "leaves no full step for the job's samples"
+    least = float(found.needed_gib[able].min())
     return (
         f"does not fit: it needs at least {format_number(least)} GiB, and"
-        f" {format_number(result.room_gib)} GiB are usable"
+        f" {format_number(result.room_gib)} GiB surely fit"
     )
 
 
@@ -279,13 +279,13 @@ def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: 
     return f"{_devices(problem, e)}: {reason}."
 
 
-def cautions(chosen: Projection, room_gib: float) -> tuple[str, ...]:
+def cautions(chosen: Projection) -> tuple[str, ...]:
     """Return possible problems of the recommended choice."""
     found, e = [], chosen.choice.execution
-    if math.isfinite(room_gib) and chosen.needed_gib > TIGHT * room_gib:
+    if (chosen.fit_probability or 1.0) < CERTAIN:
         found.append(
-            f"it fills {chosen.needed_gib / room_gib:.0%} of a GPU's usable memory, and memory"
-            " forecasts err by a tenth: watch the first steps"
+            f"it fits in memory with a probability of {chosen.fit_probability:.0%}: watch the first"
+            " steps"
         )
     if e.pp > 1:
         found.append(

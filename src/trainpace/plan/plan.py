@@ -15,7 +15,7 @@ from trainpace.core.units import format_number
 from trainpace.forecast import has_vocabulary_loss
 from trainpace.job import NO_WAIT, DataPath, assumptions
 from trainpace.plan.changes import Change, Choice, Effort, Plan, Projection, Risk
-from trainpace.plan.evaluate import Evaluator, Problem, forecast_of, part_of
+from trainpace.plan.evaluate import Evaluator, Problem, part_of, with_start
 from trainpace.plan.explain import because, cautions, rejected, worth_measuring
 from trainpace.plan.search import SearchResult, SearchSpace, executions_on, is_legal, search
 from trainpace.plan.settings import (
@@ -64,7 +64,7 @@ def plan_changes(
         TrainpaceError: The current execution cannot be forecast.
     """
     space, problem = space or SearchSpace(), problem.with_forecaster()
-    _check_start(problem, start)
+    problem = with_start(problem, start)
     paths = data if space.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
     grid, limits = space.within(executions_on(problem.cluster, problem.workload, start, space))
@@ -99,7 +99,7 @@ def plan_changes(
         best=chosen,
         fastest=projection(result.choice(fastest)),
         because=because(problem, evaluator, result, best),
-        cautions=cautions(chosen, result.room_gib),
+        cautions=cautions(chosen),
         pareto=tuple(projection(result.choice(index)) for index in pareto),
         maybe=worth_measuring(result, best),
         rejected=rejected(problem, result, evaluator, best, space, limits),
@@ -165,12 +165,6 @@ def _joined(loss: tuple[Change, ...], changes: tuple[Change, ...]) -> tuple[Chan
     return joined, *rest
 
 
-def _check_start(problem: Problem, start: Execution) -> None:
-    current = forecast_of(problem, start)
-    if current.step is None:
-        raise TrainpaceError(f"cannot forecast the current setup on these GPUs: {current.reason}")
-
-
 def _elsewhere(problem: Problem, result: SearchResult) -> list[SearchResult]:
     """Repeat the search for a network with shared switches. Returns [] if no network is used."""
     network = problem.cluster.network_gb_per_s_per_device
@@ -188,12 +182,12 @@ def _what_binds(result: SearchResult) -> str:
     row = int(np.argmin(needed))
     if not math.isfinite(needed[row]):
         return result.evaluation.why_not(np.arange(len(result.grid))) or "nothing can be forecast."
-    if needed[row] <= result.room_gib:
+    if result.evaluation.fits.any():
         return "the job has no step: its samples do not fill one under any of these executions."
     return (
         f"out of memory: the leanest of {len(result.grid):,} executions needs"
         f" {format_number(needed[row])} GiB per device,"
-        f" {format_number(needed[row] - result.room_gib)} more than the usable"
+        f" {format_number(needed[row] - result.room_gib)} more than surely fit,"
         f" {format_number(result.room_gib)}"
         f" ({config_line(result.choice((row, 0)))})."
     )
@@ -229,7 +223,7 @@ def _nearest(problem: Problem, start: Execution, space: SearchSpace, result: Sea
             )
         except TrainpaceError:
             continue
-        there = search(problem._replace(cluster=larger), wider, grid, (NO_WAIT,))
+        there = search(problem._replace(cluster=larger, proven_gib=0.0), wider, grid, (NO_WAIT,))
         index = there.best()
         if index is not None:
             fitting = config_line(there.choice(index))

@@ -441,7 +441,8 @@ def search(
     evaluation = evaluate(problem, grid)
     samples = grid.micro_batch * grid.accumulation
     room = device_room_gib(problem.cluster)
-    possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
+    fits = evaluation.fits | (evaluation.needed_gib <= problem.proven_gib)
+    possible = np.isfinite(evaluation.step_ms) & fits
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     job_s = np.where(
         possible[:, None], job_seconds(problem, start, grid, evaluation, step_ms), np.inf
@@ -449,9 +450,7 @@ def search(
     differ = list(differing_rows(grid, start).values())
     other_data = np.array([path != data[0] for path in data], dtype=np.int64)
     changes = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
-    asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
-        [data_points(path, data[0]) for path in data]
-    )
+    asked = points(grid, start)[:, None] + np.array([data_points(path, data[0]) for path in data])
     return SearchResult(
         start, grid, data, evaluation, room, job_s, changes, asked, problem.conditions.startup_s
     )

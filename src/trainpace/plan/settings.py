@@ -374,13 +374,10 @@ def _normalizes_over_batch(workload: Workload) -> bool:
     return any("batch_norm" in function for function in form.operators.function)
 
 
-TIGHT = 0.92
-"""Share of the usable memory above which a 10% forecast error may cause an out-of-memory error."""
-TIGHT_POINTS = 2.0
 DATA_POINTS, OFFLINE_POINTS = 1.0, 3.0
 
 
-def points(grid: Grid, start: Execution, needed_gib: Floats, room_gib: float) -> Floats:
+def points(grid: Grid, start: Execution) -> Floats:
     """Return a complexity score for every execution of a grid.
 
     The points are an ordering and not a measurement. Plain data parallelism comes before sharding,
@@ -391,8 +388,7 @@ def points(grid: Grid, start: Execution, needed_gib: Floats, room_gib: float) ->
     total = np.zeros(len(grid))
     for name, cost in _points_by_setting(grid).items():
         total += np.where(differ[name], cost, 0.0)
-    moved = np.any(list(differ.values()), axis=0)
-    return total + TIGHT_POINTS * (moved & (needed_gib > TIGHT * room_gib))
+    return total
 
 
 def data_points(path: DataPath, now: DataPath) -> float:

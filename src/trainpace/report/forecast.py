@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainpace.core.outcome import STEP_PARTS, Forecast, Memory
+from trainpace.core.outcome import CERTAIN, STEP_PARTS, Forecast, Memory
 from trainpace.core.stats import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import alike, memory_over_step, needed_gib
@@ -66,17 +66,15 @@ MOST_WARNINGS = 12
 MOST_BARS = 12
 MOST_KEPT = 6
 """Number of devices whose best batch stays in a truncated table."""
-SURE = 0.99
-"""Probability of fitting in memory above which it is not printed."""
 LARGE_PART = 0.2
 """Share of the memory from which the logits are worth a setting of their own."""
-FITS = {None: "?", True: "yes", False: "NO"}
 
 
-def _fits_in_words(f: Forecast) -> str:
-    """Return whether a forecast fits in memory, with the probability if it is not certain."""
-    certain = f.fit_probability is None or not 1 - SURE < f.fit_probability < SURE
-    return FITS[f.fits] if certain else f"{FITS[f.fits]}, {percent(f.fit_probability)}"
+def fits_in_words(f: Forecast) -> str:
+    """Return if a forecast fits in memory, with the probability if it is not certain."""
+    word = {None: "?", True: "yes", False: "maybe" if f.may_fit else "NO"}[f.fits]
+    certain = f.fit_probability is None or not 1 - CERTAIN < f.fit_probability < CERTAIN
+    return word if certain else f"{word}, {percent(f.fit_probability)}"
 
 
 def forecast_title(answer: Forecasts) -> str:
@@ -182,9 +180,12 @@ def verdict(
     fitting = [row for row in rows if row.can_run]
     if not done:
         return f"No forecast is possible. {sentence(rows[0].reason)}", False
-    if not fitting:
+    maybe = [row for row in done if row.may_fit]
+    if not maybe:
         return _misfit(done), False
-    return _recommendation(fitting, rows, trends or {}, loads), None
+    if not fitting and len(rows) > 1:
+        return _likeliest(max(maybe, key=lambda row: row.fit_probability or 0.0)), None
+    return _recommendation(fitting or maybe, rows, trends or {}, loads), None
 
 
 def _recommendation(
@@ -240,10 +241,18 @@ def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
     )
 
 
+def _likeliest(f: Forecast) -> str:
+    return (
+        f"Maybe: none of them surely fits in memory. {sentence(place(f))} fits with a probability"
+        f" of {percent(f.fit_probability)}. A step takes {_step(f)}."
+    )
+
+
 def _only(f: Forecast, loads: bool) -> str:
     fits = "" if f.fits is None else " It fits in memory."
-    if f.fit_probability is not None and f.fits and f.fit_probability < SURE:
-        fits = f" It fits in memory with a probability of {percent(f.fit_probability)}."
+    if f.fit_probability is not None and f.fit_probability < CERTAIN:
+        how = "fits" if f.fits else "may fit"
+        fits = f" It {how} in memory, with a probability of {percent(f.fit_probability)}."
     rate = rate_in_words(f.samples_per_second, f.sequence_length)
     answer = f"A step takes {_step(f)}: {rate}.{fits}"
     job = f.training_time
@@ -325,7 +334,7 @@ def _columns(priced: bool, several: bool) -> list[Column | Literal[False]]:
         if several
         else Column("samples/s", 5, cell="samples_per_second"),
         Column("GiB", 4, cell="memory.allocated_gib"),
-        words("fits", 3, 3, _fits_in_words),
+        words("fits", 3, 3, fits_in_words),
         Column("MFU", 6, cell="mfu", form=percent),
         several and Column("largest batch", 2, cell="largest_micro_batch"),
         priced and Column("training", cell=lambda f: duration(_seconds(f))),
@@ -417,7 +426,7 @@ def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
         Column("step ms", cell="padded.step.total_ms"),
         Column("90% interval", 2, cell="padded.step_time_interval_ms", form=interval),
         Column("GiB", 3, cell="padded.memory.allocated_gib"),
-        words("fits", 1, 3, "padded.fits", FITS.get),
+        words("fits", 1, 3, "padded", fits_in_words),
         Column("packing saves", cell="saved", form=percent),
     )
     yield tabulate(padded, columns)
@@ -648,7 +657,8 @@ def _next(
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
     form: dict[str, Any] = {"precision": row.execution.precision}
-    if asked is not None and asked.is_usual and "activation_checkpointing" not in workload.settings:
+    is_open = asked is not None and asked.leaves_batch_open(workload)
+    if is_open and asked is not None and asked.leaves_checkpointing_open(workload):
         form["checkpointing"] = row.execution.activation_checkpointing.replace("none", "")
     if steps.lengths_of(done):
         form["sequence_length"] = row.sequence_length

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Interval, JobTime
 from trainpace.core.units import format_count
-from trainpace.job import Answer
+from trainpace.job import Answer, assumed_in_words
 from trainpace.offers import (
     OWN,
     SNAPSHOT_KNOWN_ON,
@@ -124,6 +124,7 @@ _PICKED = (
     Column("90% interval", cell="match.hours", form=interval),
     Column("cost", cell="match.mean_usd", form=usd),
     Column("$/h", 1, cell="match.usd_per_hour", form=usd),
+    Column("fits", 3, cell="match.forecast.fit_probability", form=percent),
 )
 _TOKENS = Column("tokens/s", 2, cell="match.forecast.tokens_per_second")
 _RANKED = (
@@ -139,6 +140,7 @@ _RANKED = (
     Column("cost, 90%", 10, cell=lambda ranked: interval(ranked.match.usd, form=usd)),
     Column("$/h", 2, cell="match.usd_per_hour", form=usd),
     Column("GiB", 5, cell="match.forecast.memory.allocated_gib"),
+    Column("fits", 5, cell="match.forecast.fit_probability", form=percent),
     Column(
         "$/1000 steps",
         8,
@@ -448,6 +450,7 @@ def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
             f" {number(conditions.preemption_mean_h)} h, storage reads and writes"
             f" {number(conditions.storage_gb_per_s)} GB/s, and a host CPU that is not published is"
             " typical of its card (--host).",
+            *filter(None, [assumed_in_words(answer.assumed)]),
             *trace_notes(forecasts),
             *software_lines(forecasts),
         ]
@@ -460,7 +463,7 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
     spec = spec_of(answer.workload, asked)
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
     run = {"batch": e.micro_batch, "precision": e.precision}
-    if can_be_measured(spec, asked, fixed):
+    if e.activation_checkpointing == "none" and can_be_measured(spec, asked, fixed):
         same = forwarded(asked, MeasureRequest, fixed, {**run, "device": "cuda"})
         why = "on option 1, rented for a few minutes: real steps narrow the interval"
         yield Next(["trainpace", "measure", spec, *same], why)

@@ -327,6 +327,7 @@ _CHOICES = (
     Column("90% interval", 2, cell="outlook", form=_interval),
     Column("step ms", 1, cell="outlook.step_ms"),
     Column("GiB per GPU", 3, cell="outlook.needed_gib"),
+    Column("fits", 4, cell="outlook.fit_probability", form=percent),
     Column("GPUs", 4, cell="outlook.num_devices"),
     Column("cost", 5, cell="outlook.cost_usd", form=usd),
     words("settings", least=16, cell="outlook.choice", form=config_line),

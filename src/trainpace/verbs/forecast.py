@@ -30,11 +30,18 @@ from trainpace.forecast import (
     Grid,
     Measured,
     Target,
-    fit_probability,
     observe_elsewhere,
     packed,
 )
-from trainpace.job import NO_WAIT, DataPath, JobConditions, Schedule, with_host_work, with_job
+from trainpace.job import (
+    NO_WAIT,
+    DataPath,
+    JobConditions,
+    Schedule,
+    assumed_in_words,
+    with_host_work,
+    with_job,
+)
 from trainpace.verbs.match import placed
 from trainpace.verbs.places import (
     HardwareFile,
@@ -76,28 +83,24 @@ from trainpace.verbs.traced import (
     workloads_of,
 )
 from trainpace.verbs.training import (
+    HALF,
     LENGTH,
     USUAL_BATCH,
     ExecutedRequest,
     MaxSteps,
     Tokens,
+    assumed_setup,
     check_pure_16_bit,
     cluster_with,
     default_forms,
+    default_precision,
+    default_precisions,
+    default_setup,
     epoch_of,
     execution_of,
     software_of,
 )
-from trainpace.workload import (
-    Documents,
-    Form,
-    Mode,
-    ModelSpec,
-    Variant,
-    Workload,
-    form_of,
-    stored_precision,
-)
+from trainpace.workload import Documents, Form, Mode, ModelSpec, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
@@ -109,8 +112,6 @@ USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
 """GPUs to forecast if the request names none."""
 LARGE_GPUS = ("A100 SXM 80GB", "H200", "B200")
 """GPUs to forecast besides if the model fits none of `USUAL_GPUS`."""
-SURELY = 0.9
-"""Minimum probability that an assumed micro-batch fits in memory."""
 UNMEASURED = (
     "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
 )
@@ -209,22 +210,18 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        if not self.is_in_16_bits:
-            return default_forms(self.model, () if self.precision is None else (self.precision,))
-        has_cpu = self.calibrated or any(gpu.casefold() == "cpu" for gpu in self.gpu)
-        return ("half", "fp32") if has_cpu else ("half",)
+        has_cpu = self.calibrated is not None or any(gpu.casefold() == "cpu" for gpu in self.gpu)
+        has_gpu = not self.gpu or not self.only_cpu
+        precisions = () if self.precision is None else (self.precision,)
+        return default_forms(self.model, precisions, has_gpu, has_cpu)
 
-    @property
-    def is_usual(self) -> bool:
-        """True if the request leaves the micro-batch open. Then a usual setup that fits is used."""
-        return self.batch is None and self.global_batch is None and not self.packed
+    def leaves_batch_open(self, workload: Workload) -> bool:
+        """Return True if neither the request nor the task decides the micro-batch."""
+        is_given = self.batch is not None or "micro_batch" in workload.settings or self.packed
+        return not is_given and (self.global_batch is None or self.accumulate is None)
 
-    @property
-    def is_in_16_bits(self) -> bool:
-        """True if the usual setup is in 16 bits: for language and diffusion models on GPUs."""
-        if not ModelSpec.of(self.model).is_hugging_face or (self.gpu and self.only_cpu):
-            return False
-        return self.is_usual and not self.precision and stored_precision(self.model) is None
+    def leaves_checkpointing_open(self, workload: Workload) -> bool:
+        return self.checkpointing is None and "activation_checkpointing" not in workload.settings
 
     @property
     def variant(self) -> Variant:
@@ -323,8 +320,8 @@ class _Question(NamedTuple):
     conditions: JobConditions
     recording: Recording | None
     work: HostWork | None
-    is_usual: bool
-    is_in_16_bits: bool
+    opens_batch: bool
+    opens_checkpointing: bool
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
@@ -343,8 +340,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             large = _targets(replace(r, gpu=LARGE_GPUS), progress)
             sweeps += _sweeps(question, journal, notes, large)
             sweeps = list(filter(_fits, sweeps)) or sweeps
-        if question.is_usual:
-            notes |= dict.fromkeys(_usual_setup(question, sweeps))
+        if setup := assumed_in_words(_assumed_setup(question, request, sweeps)):
+            notes[setup] = None
         padded = [
             one for sweep in sweeps for one in _padded_batches(question, sweep, journal, notes)
         ]
@@ -356,7 +353,6 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
     check_pure_16_bit(r)
-    is_in_16_bits, is_usual = r.is_in_16_bits, r.is_usual
     recording = recording_of(r.model)
     conditions = r.conditions(price_usd_per_device_hour=r.price)
     targets = _targets(r, progress)
@@ -369,12 +365,12 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     workloads = {key: as_recorded(one, recording) for key, one in workloads.items()}
     workload = next(iter(workloads.values()))
     work = _host_work(r, recording, workload)
-    is_usual = is_usual and "micro_batch" not in workload.settings
+    is_open = r.leaves_batch_open(workload), r.leaves_checkpointing_open(workload)
     r = r.resolved(workload)
     assert r.batch is not None
     return _Question(
         *(r, r.batch, targets, workloads, documents, measured, conditions),
-        *(recording, work, is_usual, is_in_16_bits),
+        *(recording, work, *is_open),
     )
 
 
@@ -416,13 +412,10 @@ def _sweep(
         forms = {form: workload.forms[form]} if form in workload.forms else workload.forms
         workload = packed(replace(workload, forms=forms), question.documents.packed(length))
     batches = question.batches
-    device = target.cluster.device
-    if question.is_in_16_bits and device.kind == "gpu":
-        units = device.bf16_tensor_tflops
-        execution = replace(execution, precision="fp16" if units is None else "bf16")
     forecaster = _informed(question, workload, target, length, journal, notes)
-    if question.is_usual:
-        execution = _that_fits(forecaster, execution)
+    if question.opens_batch:
+        is_global = r.global_batch is not None
+        execution = default_setup(forecaster, execution, question.opens_checkpointing, is_global)
         batches = (execution.micro_batch,)
     schedule = _schedule(r, forecaster.workload, length)
     forecaster, on, words = _on_server(question, forecaster, execution, schedule)
@@ -459,42 +452,19 @@ def _on_server(
     return at.forecaster, work.on(at.cores, at.points, workers), words
 
 
-def _that_fits(forecaster: Forecaster, execution: Execution) -> Execution:
-    """Return the execution with the largest micro-batch that surely fits, up to the usual one.
-
-    If not even one sample fits, activations are recomputed.
-    """
-    tried = [execution]
-    if forecaster.workload.form(execution.precision).blocks is not None:
-        tried.append(replace(execution, activation_checkpointing="full"))
-    only, capacity = forecaster.workload.only_batch, forecaster.target.cluster.device.memory_gib
-    largest = [forecaster.largest_micro_batch(one) for one in tried]
-    if capacity is None or largest[0] is None:
-        return execution
-    for one, most in zip(tried, largest, strict=True):
-        sizes = range(min(most or 0, execution.micro_batch), 0, -1)
-        for size in [only] if only else sizes:
-            fitting = replace(one, micro_batch=size)
-            memory = forecaster.memory(fitting)
-            if fit_probability(memory, capacity.value, one.compile) >= SURELY:
-                return fitting
-    return replace(tried[-1], micro_batch=only or 1)
-
-
-def _usual_setup(question: _Question, sweeps: Sequence[Sweep]) -> Iterator[str]:
-    """Say in a sentence how the usual setup differs from the defaults of torch, if it does."""
+def _assumed_setup(
+    question: _Question, asked: ForecastRequest, sweeps: Sequence[Sweep]
+) -> tuple[str, ...]:
+    """Describe what the default setup assumes."""
     executions = [sweep.execution for sweep in sweeps]
-    parts = []
-    if question.is_in_16_bits:
-        parts.append("16-bit numbers")
-    if any(e.micro_batch < USUAL_BATCH for e in executions):
-        parts.append(f"the largest batch that fits, up to {USUAL_BATCH}")
-    own = question.request.checkpointing
-    if any(e.activation_checkpointing != own for e in executions):
-        parts.append("full checkpointing where one sample needs it")
-    if parts:
-        options = "--precision, --batch, --checkpointing"
-        yield f"Assumed: {'; '.join(parts)}. Set your own with {options}."
+    workload = sweeps[0].forecaster.workload
+    is_half = any(e.precision in HALF for e in executions)
+    return assumed_setup(
+        asked.precision is None and is_half and len(default_precisions(workload)) > 1,
+        question.opens_batch and any(e.micro_batch < USUAL_BATCH for e in executions),
+        not workload.checkpointed
+        and any(e.activation_checkpointing != question.request.checkpointing for e in executions),
+    )
 
 
 def _informed(
@@ -658,7 +628,7 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
         return Target(cluster, host_copy_gb_per_s=copies, software=software)
 
     def this_machine() -> Target:
-        precision = r.precision or stored_precision(r.model) or "fp32"
+        precision = r.precision or default_precision(r.model, Device(name="cpu", kind="cpu"))
         if form_of(precision) != "fp32":
             raise Misuse(
                 f"This machine's CPU can be measured in fp32 only, not in {precision}.",

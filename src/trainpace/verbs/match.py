@@ -91,11 +91,13 @@ from trainpace.verbs.training import (
     MaxSteps,
     Tokens,
     TrainingRequest,
+    assumed_setup,
     default_forms,
+    default_precisions,
     epoch_of,
     software_of,
 )
-from trainpace.workload import Form, Workload, stored_precision
+from trainpace.workload import Form, Workload
 
 if TYPE_CHECKING:
     from trainpace.forecast import Forecaster, Nearness
@@ -373,11 +375,10 @@ class MatchRequest(TrainingRequest, kw_only=True):
             if "micro_batch" in own
             else USUAL_GLOBAL_BATCH
         )
-        precision = own.get("precision") or stored_precision(self.model)
         return replace(
             self,
             global_batch=self.global_batch or batch,
-            precision=self.precision or ((precision,) if precision else ()),
+            precision=self.precision or default_precisions(workload),
             compile=self.compile or own.get("compile", False),
             checkpointing=self.checkpointing or own.get("activation_checkpointing") == "full",
         )
@@ -394,6 +395,7 @@ class Matches(Record):
         mixed: The cheapest server with mixed precision, if the job uses fp32 by default.
         recorded: Work of the host that the steps include, and caveats of a recording.
         usual_batch: True if the global batch was not given.
+        assumed: Description of the default setup.
     """
 
     workload: Workload
@@ -406,6 +408,7 @@ class Matches(Record):
     mixed: Match | None = None
     recorded: tuple[str, ...] = ()
     usual_batch: bool = False
+    assumed: tuple[str, ...] = ()
 
     def as_json(self, today: datetime.date) -> dict[str, Any]:
         """Return what `trainpace match --json` prints. `today` decides which prices are old."""
@@ -470,8 +473,8 @@ def _server_json(choice: Match | Rejected, today: datetime.date) -> dict[str, An
 
 
 FORECAST_COLUMNS = (
-    "precision batch step_time_ms step_time_ms_low step_time_ms_high peak_memory_gib provenance"
-    " warnings notes"
+    "precision batch step_time_ms step_time_ms_low step_time_ms_high peak_memory_gib fits"
+    " fit_probability provenance warnings notes"
 ).split()
 """Columns that a row of `match` has in common with one of `forecast`."""
 
@@ -564,6 +567,14 @@ def run(request: MatchRequest, progress: Progress, recording: Recording | None =
             recording, *([] if work is None else [work.in_words("each server's vCPUs")])
         ),
         usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
+        assumed=assumed_setup(
+            not request.precision and len(r.precision) > 1,
+            batch=False,
+            recompute=not r.checkpointing
+            and any(
+                m.forecast.execution.activation_checkpointing != "none" for m in ranking.matches
+            ),
+        ),
     )
 
 

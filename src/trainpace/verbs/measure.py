@@ -45,8 +45,8 @@ from trainpace.verbs.traced import (
     Optimizer,
     SequenceLength,
 )
-from trainpace.verbs.training import default_precision
-from trainpace.workload import ModelSpec, Variant, form_of, stored_precision
+from trainpace.verbs.training import default_precision, default_precisions
+from trainpace.workload import ModelSpec, Variant, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast import Forecaster
@@ -299,9 +299,13 @@ def _default_precision(model: str, kind: str, device: str) -> Any:
     If the catalogue does not know the card, torch tells whether it has TF32.
     """
     try:
-        known = find_device(device, own_devices(None)) if kind != "cpu" else Device(name=device)
+        known = (
+            find_device(device, own_devices(None))
+            if kind != "cpu"
+            else Device(name=device, kind="cpu")
+        )
     except TrainpaceError:
-        return stored_precision(model) or "torch_fp32"
+        return next(iter(default_precisions(model)), "torch_fp32")
     return default_precision(model, known)
 
 

@@ -63,20 +63,25 @@ from trainpace.verbs.traced import (
     workload_of,
 )
 from trainpace.verbs.training import (
+    HALF,
     LENGTH,
     USUAL_BATCH,
     GlobalBatch,
     Network,
     Tokens,
     TrainingRequest,
+    assumed_setup,
+    batch_dividing,
     cluster_with,
     default_precision,
+    default_precisions,
+    default_setup,
     epoch_of,
     execution_values,
     software_of,
     with_execution,
 )
-from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of
+from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of, stored_precision
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
@@ -286,7 +291,7 @@ def run(
     r, present = request, _checked(request)
     for text in present.files.unread_notes:
         progress.note(text)
-    problem, start = _problem(r, present, progress)
+    problem, start, setup = _problem(r, present, progress)
     problem, paths, included = _with_host_work(r, present, problem, start)
     space, paths = _choices(r, paths, start, kinds_of(new) if write else {}, write, progress)
     cluster, workload = problem.cluster, problem.workload
@@ -308,7 +313,7 @@ def run(
         plan=replace(
             plan,
             model=r.model_name,
-            assumed=(*plan.assumed, *included, *_assumed(r, present, problem, runs.words)),
+            assumed=(*plan.assumed, *included, *_assumed(r, present, problem, runs.words), *setup),
             corrected=corrected,
             cautions=(*plan.cautions, *_offline_caution(r, plan), *recorded),
             in_code=is_in_code(r, present, new, workload),
@@ -344,8 +349,10 @@ def _checked(r: PlanRequest) -> Present:
     return present
 
 
-def _problem(r: PlanRequest, present: Present, progress: Progress) -> tuple[Problem, Execution]:
-    """Trace the model. Returns the problem to solve and the current execution."""
+def _problem(
+    r: PlanRequest, present: Present, progress: Progress
+) -> tuple[Problem, Execution, tuple[str, ...]]:
+    """Trace the model. Returns the problem, the current execution, and what it assumes."""
     cluster = cluster_of(r, present)
     precision = present.precision(r, cluster.device)
     forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
@@ -366,7 +373,20 @@ def _problem(r: PlanRequest, present: Present, progress: Progress) -> tuple[Prob
         conditions=r.conditions(),
         software=software_of(replace(r, **files)),
     )
-    return problem, present.execution(r, cluster, workload)
+    usual = start = present.execution(r, cluster, workload)
+    opens_batch = present.leaves_batch_open(r, workload)
+    if opens_batch:
+        is_open = present.leaves_open("activation_checkpointing", r.checkpointing, workload)
+        is_global = present.pick("global_batch", r.global_batch) is not None
+        here = problem.on_part(start.nnodes, start.nproc_per_node)
+        start = default_setup(here, start, is_open, is_global)
+    is_half = present.pick("precision", r.precision) is None and start.precision in HALF
+    setup = assumed_setup(
+        is_half and len(default_precisions(workload)) > 1,
+        opens_batch and start.micro_batch < USUAL_BATCH,
+        start.activation_checkpointing != usual.activation_checkpointing,
+    )
+    return problem, start, setup
 
 
 def _choices(
@@ -436,6 +456,19 @@ class Present(NamedTuple):
         value = self.files.pick(name, value)
         return recorded if value is None else value
 
+    def leaves_open(self, name: str, value: Any, workload: Workload) -> bool:
+        """Return True if neither the request, the files, the recording nor the task set a field."""
+        recorded = self.recorded.get(name)
+        return (
+            value is None and self.pick(name, None, recorded or workload.settings.get(name)) is None
+        )
+
+    def leaves_batch_open(self, request: PlanRequest, workload: Workload) -> bool:
+        total = self.pick("global_batch", request.global_batch)
+        is_divided = self.pick("accumulation", request.accumulate) is not None
+        is_open = self.leaves_open("micro_batch", request.batch, workload)
+        return is_open and (total is None or not is_divided)
+
     def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
         """Return the current execution.
 
@@ -451,7 +484,11 @@ class Present(NamedTuple):
         total = self.pick("global_batch", request.global_batch)
         if total is None:
             return replace(start, accumulation=accumulation or 1)
-        needed = accumulation_for_global_batch(total, start.micro_batch, start.data_parallel_size)
+        ranks = start.data_parallel_size
+        if self.leaves_batch_open(request, workload) and total % ranks == 0:
+            share = total // ranks
+            start = replace(start, micro_batch=batch_dividing(share, start.micro_batch))
+        needed = accumulation_for_global_batch(total, start.micro_batch, ranks)
         if accumulation not in (None, needed):
             raise Contradiction(
                 f"Global batch {total} is not micro-batch {start.micro_batch} x accumulation"
@@ -484,10 +521,9 @@ class Present(NamedTuple):
         stated: Precision | None = self.pick(
             "precision", request.precision, self.recorded.get("precision")
         )
-        left_to_torch = stated == "fp32" and request.precision is None
-        return (
-            default_precision(request.model, device) if stated is None or left_to_torch else stated
-        )
+        if stated == "fp32" and request.precision is None:
+            return stored_precision(request.model) or device.torch_precision
+        return stated or default_precision(request.model, device)
 
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         """Return the fields of the current execution that the request, files or recording set."""
@@ -495,7 +531,6 @@ class Present(NamedTuple):
         values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
         # Defaults from the task's own trainer or loader, as in forecast.
         own: dict[str, Any] = dict(workload.settings)
-        own_precision = own.pop("precision", None)
         values |= {name: own[name] for name in own.keys() & EXECUTION_FIELDS.keys()}
         if self.pick("global_batch", request.global_batch) is not None:
             values.pop("accumulation", None)
@@ -509,9 +544,12 @@ class Present(NamedTuple):
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
                 values[name] = picked
-        precision = self.precision(request, device)
+        precision, own_precision = (
+            self.precision(request, device),
+            default_precision(workload, device),
+        )
         is_open = self.pick("precision", request.precision, recorded.get("precision")) is None
-        if is_open and own_precision and form_of(own_precision) in workload.forms:
+        if is_open and form_of(own_precision) in workload.forms:
             precision = own_precision
         return values | {"precision": precision}
 

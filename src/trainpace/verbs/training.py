@@ -5,6 +5,7 @@ Options that set a field of `Execution` take their type, default and help from i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec import defstruct
@@ -296,6 +297,7 @@ def with_execution(name: str, options: Iterable[str], now: bool = False) -> type
 
 
 if TYPE_CHECKING:
+    from trainpace.forecast import Forecaster
 
     class ExecutionRequest(TrainingRequest):
         def __getattr__(self, name: str) -> Any: ...
@@ -371,7 +373,7 @@ class ExecutedRequest(ExecutionRequest):
         """Return (batch sizes per GPU, micro-batches per update).
 
         With a global batch, each GPU uses its usual batch, or the largest smaller one that divides
-        its share.
+        its share. `default_setup` makes it smaller still if it does not fit.
 
         Raises:
             Misuse: The numbers contradict each other.
@@ -382,8 +384,8 @@ class ExecutedRequest(ExecutionRequest):
         batches = self.batch or (own_batch,)
         if self.batch is None and self.global_batch % ranks == 0:
             share = self.global_batch // ranks
-            most = max(1, min(share // self.accumulate if self.accumulate else own_batch, share))
-            batches = (max(n for n in range(1, most + 1) if share % n == 0),)
+            most = share // self.accumulate if self.accumulate else own_batch
+            batches = (batch_dividing(share, most),)
         if len(batches) > 1:
             raise Misuse(
                 "`global_batch` needs a single `batch`; several batch sizes would each need another"
@@ -449,38 +451,108 @@ def _execution_fields(request: Request) -> dict[str, Any]:
     return values
 
 
-def default_precision(model: str | Workload, device: Device) -> Precision:
-    """Return the precision of a script that sets none.
-
-    It is the dtype in the model's configuration, or else fp32 as torch computes it on this device.
-    """
-    return stored_precision(model) or device.torch_precision
+HALF: tuple[Precision, ...] = ("bf16", "fp16")
 
 
-def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tuple[Form, ...]:
-    """Return the forms to trace for the given precisions, or else for the default one.
+def default_precisions(model: str | Workload) -> tuple[Precision, ...]:
+    """Return the precisions that a training on GPUs has if none is given.
 
-    Returns () if the task's own trainer may choose the precision.
+    It is the one of the task's own trainer, or the dtype in the model's configuration. Other models
+    of transformers and diffusers have the 16-bit format that the card computes fastest. Returns ()
+    for fp32 as torch computes it on the card.
     """
     stored = stored_precision(model)
-    named = tuple(precisions) or ((stored,) if stored else ())
+    if isinstance(model, Workload):
+        stored, model = model.settings.get("precision"), model.model  # type: ignore[assignment]
+    if stored is not None:
+        return (stored,)
+    return HALF if ModelSpec.of(model).is_hugging_face else ()
+
+
+def default_precision(model: str | Workload, device: Device) -> Precision:
+    """Return the precision on a device if none is given."""
+    precisions = default_precisions(model)
+    if len(precisions) == 1:
+        return precisions[0]
+    return device.half_precision if precisions and device.kind == "gpu" else device.torch_precision
+
+
+def default_forms(
+    model: str | Workload, precisions: Sequence[Precision], gpu: bool = True, cpu: bool = False
+) -> tuple[Form, ...]:
+    """Return the forms to trace for the given precisions, or else for the default ones.
+
+    Args:
+        model: The model.
+        precisions: The given precisions.
+        gpu: True if the model is forecast on GPUs.
+        cpu: True if the model is forecast on the CPU of a calibrated machine.
+
+    Returns:
+        The forms, or () if the task's own trainer may choose the precision.
+    """
+    named = tuple(precisions) or default_precisions(model)
     if not named and ModelSpec.of(model).runs_code:
         return ()
+    if len(named) > 1 and not precisions:
+        return ("half",) * gpu + ("fp32",) * cpu
     return tuple(dict.fromkeys(form_of(precision) for precision in named or ("fp32",)))
+
+
+def default_setup(
+    forecaster: "Forecaster", start: Execution, recompute: bool, same_global_batch: bool = False
+) -> Execution:
+    """Return the execution with the largest micro-batch that fits, up to its own.
+
+    Args:
+        forecaster: Forecaster on the target.
+        start: Execution with the largest micro-batch to try.
+        recompute: True to recompute activations if not even one sample fits.
+        same_global_batch: True to keep the global batch by gradient accumulation.
+    """
+    only = forecaster.workload.only_batch
+    share = start.micro_batch * start.accumulation if same_global_batch else 0
+    sizes = [only] if only else [n for n in range(start.micro_batch, 0, -1) if share % n == 0]
+    ways = [start]
+    if recompute and forecaster.workload.form(start.precision).blocks is not None:
+        ways.append(replace(start, activation_checkpointing="full"))
+    execution = start
+    for way, size in product(ways, sizes):
+        n = share // size or start.accumulation
+        execution = replace(way, micro_batch=size, accumulation=n)
+        largest = forecaster.largest_micro_batch(execution)
+        if largest is None or largest >= size:
+            break
+    return execution
+
+
+def assumed_setup(half: bool, batch: bool, recompute: bool) -> tuple[str, ...]:
+    """Describe how a default setup deviates from torch's defaults."""
+    parts = {
+        "16-bit numbers (--precision)": half,
+        f"the largest batch that fits, up to {USUAL_BATCH} (--batch)": batch,
+        "full checkpointing where one sample needs it (--checkpointing)": recompute,
+    }
+    return tuple(part for part, is_assumed in parts.items() if is_assumed)
+
+
+def batch_dividing(share: int, most: int) -> int:
+    """Return the largest micro-batch up to `most` that divides a GPU's share of a global batch."""
+    return max(n for n in range(1, max(1, min(most, share)) + 1) if share % n == 0)
 
 
 def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:
     """Return the execution of a resolved request."""
     values = execution_values(request, workload)
-    values["precision"] = request.precision or default_precision(request.model, device)
+    values["precision"] = request.precision or default_precision(workload, device)
     assert request.batch is not None, "the request must be resolved first"
     values["micro_batch"] = request.batch[0]
     return Execution(optimizer=workload.optimizer, **values)
 
 
 def check_pure_16_bit(request: ExecutedRequest) -> None:
-    precision = request.precision or stored_precision(request.model) or "fp32"
-    if request.pure_16_bit and form_of(precision) != "half":
+    precisions = (request.precision,) if request.precision else default_precisions(request.model)
+    if request.pure_16_bit and form_of(next(iter(precisions), "fp32")) != "half":
         raise Misuse("`pure_16_bit` needs `precision` bf16 or fp16.")
 
 

@@ -33,10 +33,11 @@ from trainpace.report import (
     memory_at_peak,
     step_breakdown,
 )
+from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.places import named_host
 from trainpace.verbs.request import Field, Request
 from trainpace.verbs.traced import EVERY_FORM
-from trainpace.verbs.training import execution_values, software_of
+from trainpace.verbs.training import default_setup, execution_of, software_of
 from trainpace.workload import PLAIN, Workload, load_workload
 
 CURVE_SIZES = 64
@@ -63,6 +64,10 @@ class WhatIfRequest(Request):
     Attributes:
         host: "" selects a typical CPU for the GPU.
         software: "" selects current torch; an `attention` of "" selects its default.
+        batch: None selects the default of `forecast`, as it does for `accumulate`, `precision` and
+            `checkpointing`.
+        epochs: None selects the usual job of the model, as it does for `samples`: ImageNet, or
+            `USUAL_TOKENS` once.
         network: Bandwidth of a node in one direction, in GB/s.
         price: None selects the cheapest known price.
     """
@@ -81,22 +86,31 @@ class WhatIfRequest(Request):
             "Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"
         ),
     ] = 12.5
-    batch: Annotated[int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512)] = 32
-    accumulate: Annotated[int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64)] = 1
-    precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
+    batch: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None, Slider("Batch of one GPU", high=512)
+    ] = None
+    accumulate: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None, Slider("Accumulation steps", high=64)
+    ] = None
+    precision: Annotated[Precision | None, Field("Precision")] = None
     zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear")] = 0
-    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing")] = "none"
+    checkpointing: Annotated[Checkpointing | None, Field("Activation checkpointing")] = None
     epochs: Annotated[
-        float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")
-    ] = 90.0
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Slider("Epochs", high=300, scale="linear", step="any"),
+    ] = None
     samples: Annotated[
-        int,
-        Meta(ge=1, le=10**12),
+        Annotated[int, Meta(ge=1, le=10**12)] | None,
         Slider("Samples in an epoch", low=1000, high=100_000_000, scale="log10"),
-    ] = 1_281_167
+    ] = None
     price: Annotated[
         Annotated[float, Meta(ge=0, le=1e5)] | None, Field("Price of a GPU and hour")
     ] = None
+
+
+IMAGENET_SAMPLES, IMAGENET_EPOCHS = 1_281_167, 90.0
+USUAL_TOKENS = 10**9
+"""Tokens of one epoch that the page assumes for models of token sequences."""
 
 
 class Price(Record):
@@ -153,7 +167,8 @@ def run(
     request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None
 ) -> WhatIf:
     """Forecast a request with its model's forecaster and its GPU."""
-    r, workload = request, forecaster.workload
+    workload = forecaster.workload
+    r = _with_job(request, workload)
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
     try:
@@ -166,7 +181,14 @@ def run(
             host=named_host(r.host or None),
         )
         forecaster = forecaster.on(Target(cluster, software=software_of(r)))
-        execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
+        execution = _execution(r, forecaster)
+        r = replace(
+            r,
+            batch=execution.micro_batch,
+            accumulate=execution.accumulation,
+            precision=execution.precision,
+            checkpointing=execution.activation_checkpointing,
+        )
         forecast = with_job(
             forecaster.forecast(execution),
             workload,
@@ -187,6 +209,32 @@ def run(
     )
     curve = BatchCurve(swept.forecasts(), jumps) if swept.timed.all() else None
     return WhatIf(r, forecast, price, curve)
+
+
+def _execution(r: WhatIfRequest, forecaster: Forecaster) -> Execution:
+    """Return the execution that `forecast` has for the same question."""
+    workload, device = forecaster.workload, forecaster.target.cluster.device
+    asked = ForecastRequest(
+        model=workload,
+        num_gpus=r.gpus,
+        batch=None if r.batch is None else (r.batch,),
+        **{name: getattr(r, name) for name in SAME_AS_IN_FORECAST},
+    )
+    start = execution_of(asked.resolved(workload), workload, device)
+    if not asked.leaves_batch_open(workload):
+        return start
+    return default_setup(forecaster, start, asked.leaves_checkpointing_open(workload))
+
+
+SAME_AS_IN_FORECAST = ("nodes", "network", "accumulate", "precision", "zero", "checkpointing")
+
+
+def _with_job(r: WhatIfRequest, workload: Workload) -> WhatIfRequest:
+    """Return the request with the usual job of its model, if it has none."""
+    samples, epochs = IMAGENET_SAMPLES, IMAGENET_EPOCHS
+    if workload.sequence_length is not None:
+        samples, epochs = max(1, USUAL_TOKENS // workload.sequence_length), 1.0
+    return replace(r, samples=r.samples or samples, epochs=r.epochs or epochs)
 
 
 def sizes_around(batch: int) -> list[int]:
@@ -308,7 +356,7 @@ def page_of(answer: WhatIf) -> WhatIfAnswer:
         )
     return WhatIfAnswer(
         verdict=_verdict(f),
-        possible=f.fits is not False,
+        possible=f.may_fit,
         cost_usd=f.cost_interval_usd,
         curve=None if answer.curve is None else _chart(answer.curve, f),
         parts=step_breakdown([Timed("", "forecast", f.step, f.step_time_interval_ms)]),
@@ -323,11 +371,12 @@ def _verdict(f: Forecast) -> tuple[str, ...]:
         largest = f.largest_micro_batch
         fitting = f"the largest batch that does is {largest:,}" if largest else "nor does batch 1"
         need, capacity = format_number(f.memory.reserved_gib), format_number(f.capacity_gib)
-        lines.append(f"Does not fit: {need} GiB of {capacity}; {fitting}.")
+        may = f"May not fit (it does with {f.fit_probability:.0%})" if f.may_fit else "Does not fit"
+        lines.append(f"{may}: {need} GiB of {capacity}; {fitting}.")
     time, interval_s = f.training_time, f.training_time_interval_s
     if time is not None and interval_s is not None:
         dollars = "" if f.cost_usd is None else f" and {format_usd(f.cost_usd)}"
-        would = "It would take" if f.fits is False else "The training takes"
+        would = "The training takes" if f.may_fit else "It would take"
         low, high = format_duration(interval_s.low), format_duration(interval_s.high)
         lines += [
             f"{would} {format_duration(time.total_s)}{dollars}.",

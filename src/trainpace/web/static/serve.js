@@ -43,6 +43,16 @@
   }
   document.querySelectorAll("input[data-scale]").forEach(slider);
 
+  // ---- another model: the other values of its group belong to the model before, and the page fills them in again
+  const model = document.querySelector("#sliders #f-model");
+  model?.addEventListener("input", (event) => event.stopPropagation());
+  model?.addEventListener("change", (event) => {
+    event.stopPropagation();
+    const values = new FormData(model.form);
+    for (const { name } of model.closest("fieldset").elements) if (name && name !== "model") values.delete(name);
+    location.search = new URLSearchParams([...values].filter(([, value]) => value !== ""));
+  });
+
   // ---- htmx
   document.addEventListener("htmx:config:request", (event) => {
     const { request } = event.detail.ctx;
