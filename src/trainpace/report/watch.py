@@ -530,7 +530,7 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
         f"{_NAMES.get(s.cause, s.in_words)} ({percent(s.share)})" for s in untested(d)
     )
     proves = "proves the cause by removing one suspect at a time"
-    why = f"tests what would shorten {names}" if names else proves
+    why = f"tests changes to {names}" if names else proves
     yield Next(["trainpace", "diagnose", *command], why)
     yield Lines([f"Recorded in {from_home(looked.watched.folder)}"])
     if (steps := recording.ranks[0].steps) < ENOUGH_STEPS:
@@ -549,14 +549,12 @@ def _advice(looked: Looked) -> Section:
     d, length = looked.diagnosis, looked.length
     if not d.advice:
         return Lines([NOTHING_SEEN])
-    of = {"training": "the training", "epoch": "an epoch", "steps": plural(length.steps, "step")}
+    of = {"training": "in all", "epoch": "per epoch", "steps": f"of {plural(length.steps, 'step')}"}
     columns = (
         words("what to change (estimated)", least=20, cell="title"),
         Column("saved per step", cell=saved_ms),
         Column("share", 2, cell=lambda a: percent(a.saves_ms / d.step_ms)),
-        Column(
-            f"of {of[length.of]}", cell=lambda a: duration(looked.seconds * a.saves_ms / d.step_ms)
-        ),
+        Column(of[length.of], cell=lambda a: duration(looked.seconds * a.saves_ms / d.step_ms)),
     )
     return tabulate(d.advice[:MOST_CHANGES], columns)
 
@@ -605,10 +603,9 @@ def _length_in_words(looked: Looked) -> Iterator[str]:
     elif length.of == "epoch":
         yield "The length of the training is unknown. Pass --epochs N."
     else:
-        if length.words and length.words != "as given":
-            yield f"Length by {length.words}."
-        if unseen := unseen_in_words(looked.watched.recording.ranks[0]):
-            yield f"The estimated time includes {unseen}, because none was recorded."
+        unseen = unseen_in_words(looked.watched.recording.ranks[0])
+        source = f"Length {'' if length.words == 'as given' else 'by '}{length.words}"
+        yield f"{source}; {unseen} was recorded or included." if unseen else f"{source}."
 
 
 def _elsewhere(looked: Looked) -> Iterator[Section]:
@@ -636,8 +633,9 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
     )
     yield tabulate(looked.elsewhere, columns)
     startup_s = looked.elsewhere[0].match.time.startup_s
-    line = "These are forecasts. Times include {} for starting the machine."
-    yield say(given(startup_s and duration(startup_s), line), *looked.elsewhere[0].included)
+    line = "Forecasts, with {} for starting the machine."
+    said = [given(startup_s and duration(startup_s), line), *looked.elsewhere[0].included]
+    yield say(" ".join(filter(None, said)))
 
 
 def restored_notes(recording: Recording, folder: Path) -> Iterator[str]:
