@@ -495,7 +495,8 @@ def default_forms(
     if not named and ModelSpec.of(model).runs_code:
         return ()
     if len(named) > 1 and not precisions:
-        return ("half",) * gpu + ("fp32",) * cpu
+        wanted: dict[Form, bool] = {"half": gpu, "fp32": cpu}
+        return tuple(form for form, is_wanted in wanted.items() if is_wanted)
     return tuple(dict.fromkeys(form_of(precision) for precision in named or ("fp32",)))
 
 
