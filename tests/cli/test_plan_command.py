@@ -103,7 +103,6 @@ def test_plan_lists_changes_and_saves_its_answer(model, tmp_path):
     done = plan(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB, "--details")
     assert done.returncode == 0, done.stderr
     for word in (
-        "what to change, in this order",
         "recommended",
         "plain DDP is right for",
         "90% interval",
