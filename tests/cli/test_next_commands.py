@@ -127,6 +127,7 @@ COMMANDS = [
     f"forecast resnet50 {FLEET} --samples 1281167 --epochs 90 --price 2.5 --startup 2min --journal own.db",
     f"forecast model.json {FLEET} --zero 3 --precision amp_bf16",
     "forecast model.json --gpu T4 --batch 4 --clip-gradients --no-journal",
+    "forecast model.json --gpu T4 --samples 1000 --epochs 1 --startup 100h --no-journal",
     "match resnet50 --samples 1.28M --epochs 90 --global-batch 512 --optimizer adamw --journal own.db",
     "match resnet50 --samples 50k --epochs 2 --compile --gpu T4 --max-nodes 1 --no-journal",
     "match model.json --samples 1000 --epochs 1 --loader-rate 100 --no-journal",

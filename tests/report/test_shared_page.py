@@ -9,7 +9,7 @@ import answers
 from answers import asked, measured
 from diagnose import recordings
 from diagnose.recordings import fetch, loader, recording
-from nouns import every_noun, machine_profile, measurement
+from nouns import every_noun, machine_profile, measurement, stacked
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import Record
@@ -17,7 +17,7 @@ from trainpace.diagnose import Check, Examination, diagnose
 from trainpace.job import Schedule
 from trainpace.measure import analyse
 from trainpace.offers import Offer, Ranking, picks, snapshot
-from trainpace.offers.match import Job, rank
+from trainpace.offers.match import Job, nearest, rank
 from trainpace.plan import Problem, plan_changes
 from trainpace.report import html_of, shared_page
 from trainpace.report.answers import HIDDEN, public
@@ -119,6 +119,25 @@ def test_shared_ranking_and_plan_hide_own_model():
     plan = plan_changes(problem, start)
     text = clean(Planned(plan=plan, setting=problem, script_changes=()))
     assert "own model" in text
+
+
+@pytest.mark.parametrize(
+    ("hidden", "limits", "binding"),
+    [(1024, {"deadline_s": 1.0}, "deadline"), (16 * 1024, {}, "memory")],
+)
+def test_shared_ranking_without_a_server_names_the_limit(hidden, limits, binding):
+    model = replace(stacked(hidden), model="train_gan.py:task")
+    job = Job(schedule=Schedule(samples=1000, epochs=2.0), global_batch=64, **limits)
+    offers = [offer for offer in snapshot() if offer.device == "T4"][:1]
+    ranking = rank(model, offers, {"T4": find_device("T4")}, job)
+    closest = nearest(ranking, job)
+    assert closest.binding == binding
+    page = clean(Matches(workload=model, job=job, ranking=ranking, nearest=closest))
+    assert closest.reason in page
+
+
+def test_shared_tuple_of_several_types_keeps_its_length():
+    assert public(("/home/alice-q7", 2.5)) == (HIDDEN, 2.5)
 
 
 def test_shared_measurement_hides_host_names():

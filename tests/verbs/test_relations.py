@@ -132,7 +132,21 @@ def test_python_functions_check_option_relations(options):
         trainpace.forecast("resnet18", gpu="T4", **options)
 
 
-TYPED = ("1", "3", "64", "0.25", "2.5", "1000", "1h", "1B", "fp32", "1,3,8", "1:4")
+TYPED = (
+    "1",
+    "3",
+    "64",
+    "0.25",
+    "2.5",
+    "1000",
+    "1h",
+    "50000h",
+    "1e9s",
+    "1B",
+    "fp32",
+    "1,3,8",
+    "1:4",
+)
 FORWARDED = sorted(
     {(name, f) for fields in COMMANDS.values() for name, f in fields.items() if f.about.unit},
     key=lambda pair: pair[0],

@@ -10,6 +10,7 @@ from trainpace.core import exports
 if TYPE_CHECKING:
     from trainpace.offers.match import (
         Binding,
+        Closest,
         Job,
         Match,
         Pick,

@@ -151,6 +151,14 @@ class Rejected(Record):
     short_gib: float | None = None
 
 
+class Closest(NamedTuple):
+    """The limit that rules out all servers, a message, and the server that comes closest."""
+
+    binding: Binding
+    reason: str
+    choice: Match | Rejected
+
+
 class Ranking(NamedTuple):
     """Matches within all limits, matches beyond a limit, and shapes that cannot run the job."""
 
@@ -217,8 +225,8 @@ def _meets(match: Match, job: Job) -> bool:
     return math.isfinite(match.time.total_s) and max(_excesses(match, job).values(), default=0) <= 0
 
 
-def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
-    """Return the limit that rules out all matches, a message, and the nearest choice.
+def nearest(ranking: Ranking, job: Job) -> Closest | None:
+    """Return the limit that rules out all matches, with the nearest choice.
 
     Call it for a ranking without matches. None if the ranking is empty.
     """
@@ -227,22 +235,25 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
     if not ranking.rejected:
         return None
     closest = min(ranking.rejected, key=_short_gib)
-    return closest.binding, closest.reason, closest
+    return Closest(closest.binding, closest.reason, closest)
 
 
-def _nearest_match(missed: Sequence[Match], job: Job) -> tuple[Binding, str, Match]:
+def _nearest_match(missed: Sequence[Match], job: Job) -> Closest:
     able = [m for m in missed if math.isfinite(m.time.total_s)]
     if not able:
-        return "failures", _too_many_failures(missed[0], job.conditions), missed[0]
+        reason = _too_many_failures(missed[0], job.conditions)
+        return Closest("failures", reason, missed[0])
     close = min(able, key=lambda m: max(_excesses(m, job).values()))
     excesses = _excesses(close, job)
     if max(excesses, key=excesses.__getitem__) == "deadline":
         allowed = job.deadline_s or 0.0
         late = format_duration(close.time.total_s - allowed)
-        return "deadline", f"the deadline of {format_duration(allowed)} is missed by {late}", close
+        reason = f"the deadline of {format_duration(allowed)} is missed by {late}"
+        return Closest("deadline", reason, close)
     budget = job.budget_usd or 0.0
     over = format_usd(close.mean_usd - budget)
-    return "budget", f"the budget of {format_usd(budget)} is exceeded by {over}", close
+    reason = f"the budget of {format_usd(budget)} is exceeded by {over}"
+    return Closest("budget", reason, close)
 
 
 def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:

@@ -34,7 +34,7 @@ from trainpace.core.units import format_number
 from trainpace.diagnose import IN_WORDS, Status
 from trainpace.forecast import Near, Nearness, RooflinePoint
 from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
-from trainpace.offers import snapshot
+from trainpace.offers import Closest, Match, snapshot
 from trainpace.plan import Plan, Problem
 from trainpace.report.match import match_page_json
 from trainpace.report.pages import page, rendered
@@ -338,8 +338,10 @@ def public(value: Any, name: str = "") -> Any:
         case np.ndarray() if value.dtype.kind in "biuf":
             return value
         case list() | tuple():
-            every = (public(inner, name) for inner in value)
-            return type(value)(text for text in every if text is not HIDDEN)
+            every = [public(inner, name) for inner in value]
+            if all(isinstance(inner, str) for inner in value):  # Other tuples keep their positions.
+                every = [text for text in every if text is not HIDDEN]
+            return type(value)(every)
     return None
 
 
@@ -431,6 +433,11 @@ def _public_mapping(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
 def _public_named_tuple(value: Any) -> Any:
     if isinstance(value, RooflinePoint):  # The name is "MODULE, kind, phase".
         return value._replace(name=", ".join(value.name.split(", ")[-2:]))
+    if isinstance(value, Closest):
+        # Reasons of other limits may contain the name of the model or of a card.
+        named = value.binding != "memory" or value.choice.offer.device not in _known_words()
+        reason = "" if named and not isinstance(value.choice, Match) else value.reason
+        return value._replace(reason=reason, choice=public(value.choice))
     if isinstance(value, Problem):  # Charts need the problem. Pages do not show it.
         device = replace(value.cluster.device, name=public(value.cluster.device.name, "device"))
         cluster, workload = replace(value.cluster, device=device), _public_workload(value.workload)

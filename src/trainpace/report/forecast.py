@@ -311,7 +311,7 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
     bests = [id(steps.best_of(swept)) for swept in steps.by_device(rows).values()]
     best = [i for i, row in enumerate(shown) if id(row) in bests]
     keep = best if len(bests) < MOST_KEPT else []
-    table = tabulate(shown, _columns(priced, several), keep=keep, best=best)
+    table = tabulate(shown, _columns(priced, several), filled=True, keep=keep, best=best)
     if len(rows) > 1:
         yield table
     else:

@@ -397,7 +397,9 @@ def _none(answer: Matches) -> Iterator[Section]:
         return
     binding, reason, choice = answer.nearest
     ranking, job = answer.ranking, answer.job
-    yield Headline(f"{_UNMET[binding]} The closest is {server(choice)}: {reason}.", good=False)
+    yield Headline(
+        f"{_UNMET[binding]} The closest is {server(choice)}{given(reason, ': {}')}.", good=False
+    )
     if binding == "failures":
         return
     slow, unable = len(ranking.missed), len(ranking.rejected)

@@ -96,8 +96,8 @@ def page(title: str, sections: Iterable[Section], data: object) -> str:
     """
     from importlib.metadata import version
 
-    shown = [section for section in sections if section.only != "brief"]
-    parts = list(map(_part, shown))
+    shown = [section for section in sections if section.only != "brief" and section.size != 0]
+    parts = [part for part in map(_part, shown) if part["kind"] != "Charts" or part["pictures"]]
     drawn = any(isinstance(chart, Chart) for part in parts for chart in part["pictures"])
     sheets = list(map(asset, STYLES if drawn else STYLES[1:]))
     scripts = list(map(asset, SCRIPTS if drawn else ()))

@@ -112,7 +112,7 @@ def plan_sections(
     yield Charts(lambda: plan_pictures(answer))
     yield from _changes(plan)
     yield Lines(_to_the_same_loss(answer, plan.best.choice.execution.global_batch))
-    choices = tabulate(_choices(plan), _CHOICES)
+    choices = tabulate(_choices(plan), _CHOICES, filled=True)
     yield from details("the settings before and after", choices)
     if plan.changes:
         then = f"{config_line(plan.best.choice)}: {_step_and_rate(plan.best, workload)}"
@@ -362,7 +362,7 @@ def _cluster_sizes(plan: Plan) -> Iterator[Section]:
     columns = [
         Column("GPUs", cell="{.num_devices}"),
         Column("job", cell="job_s", form=duration),
-        Column("cost", cell=lambda p: usd(p.cost_usd, "")),
+        Column("cost", cell="cost_usd", form=usd),
         Column("efficiency", cell=lambda p: f"{efficiency[p.num_devices]:.0%}"),
         words("settings", 1, 16, "choice", config_line),
     ]

@@ -252,6 +252,6 @@ def shares_table(
 def filled_only(
     columns: Sequence[Column], rows: Sequence[Sequence[str | float]], **options: Any
 ) -> Table:
-    """Return a table without the columns that are empty in every row."""
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    """Return a table without the columns that are empty or unknown in every row."""
+    shown = [i for i in range(len(columns)) if any(row[i] not in ("", "-", 0.0) for row in rows)]
     return Table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], **options)

@@ -59,7 +59,7 @@ GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
 """Length in characters above which a word, such as a path, may be broken."""
 FEWEST_ROWS = 3
-"""Minimum rows of a table. They are never cut."""
+"""Minimum rows of a table. If the screen is still too small, one row stays."""
 
 
 class Layout(NamedTuple):
@@ -136,16 +136,25 @@ def _named_aside(shown: Sequence[Section]) -> str:
     return line
 
 
-def _fewest(section: Section) -> int:
-    """Return the minimum number of rows of a section that stay on the screen."""
+def _fewest(section: Section, least: int) -> int:
+    """Return the minimum number of rows of a section that stay on the screen.
+
+    Tables keep `least` rows.
+    """
     size = section.size or 0
     if isinstance(section, Table):
-        return min(size, max(FEWEST_ROWS, len(section.keep)))
+        return min(size, max(least, len(section.keep)))
     return min(size, 1)
 
 
 def _one_screen(sections: Sequence[Section], last: str) -> str:
-    """Cut rows of the tallest section until all sections fit on the screen."""
+    """Cut tables to some rows, or else to one row each, until all sections fit on the screen."""
+    text = _cut(sections, last, FEWEST_ROWS)
+    return text if text.count("\n") <= LINES else _cut(sections, last, 1)
+
+
+def _cut(sections: Sequence[Section], last: str, least: int) -> str:
+    """Cut rows of the tallest section until all sections fit or no table has more than `least`."""
     most = {i: s.size or 0 for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)}
     sizes = {i: min(size, LINES) for i, size in most.items()}
     end = _drawn(Lines([last])) if last else ""
@@ -163,7 +172,7 @@ def _one_screen(sections: Sequence[Section], last: str) -> str:
         text = _tidy("".join(drawn(i, rows.get(i)) for i in range(len(sections))) + end)
         if text.count("\n") <= LINES:
             return text
-        shrinkable = [i for i, n in sizes.items() if n > _fewest(sections[i])]
+        shrinkable = [i for i, n in sizes.items() if n > _fewest(sections[i], least)]
         if not shrinkable:
             return _tight(text)
         sizes[max(shrinkable, key=lambda i: height(i, sizes[i]))] -= 1

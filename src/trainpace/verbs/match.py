@@ -36,7 +36,7 @@ from trainpace.job import JobConditions, Schedule
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
     OWN,
-    Binding,
+    Closest,
     Job,
     Match,
     Offer,
@@ -401,7 +401,7 @@ class Matches(Record):
     workload: Workload
     job: Job
     ranking: Ranking
-    nearest: tuple[Binding, str, Match | Rejected] | None
+    nearest: Closest | None
     journal_note: str = ""
     evidence: tuple[Nearness, ...] = ()
     picks: tuple[Pick, ...] = ()

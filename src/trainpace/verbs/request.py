@@ -42,6 +42,7 @@ from trainpace.core.errors import TrainpaceError, UnknownName, nearest_names
 from trainpace.core.records import Record, Table
 from trainpace.core.units import (
     format_duration,
+    hours_from_s,
     parse_count,
     parse_duration_s,
     parse_ratio,
@@ -146,6 +147,9 @@ def _number(text: str) -> float:
 
 
 def _shown_s(seconds: float) -> str:
+    """Return a duration as it can be typed. Days are rounded, so long ones are in hours."""
+    if seconds >= 2 * 86400:
+        return f"{hours_from_s(seconds):.12g}h"
     return format_duration(seconds).replace(" ", "")
 
 
