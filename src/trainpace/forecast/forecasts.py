@@ -310,7 +310,7 @@ class ForecastTable:
                 fit["fits"] = bool(self.fits[i])
                 fit["fit_probability"] = float(fit_probability(memory, gib, execution.compile))
         host, software = target.host, self._software(execution)
-        return Forecast(
+        brief = Forecast(
             model=workload.model,
             device=device.name,
             num_devices=cluster.num_devices,
@@ -329,6 +329,10 @@ class ForecastTable:
             **fit,
             **self._times(i, row),
         )
+        if brief.step is None:
+            return brief
+        form = workload.form(execution.precision)
+        return replace(brief, warnings=tuple(_warnings(brief, bool(self.uneven[i]), form, device)))
 
     def _times(self, i: int, row: RowKernels | None) -> dict[str, Any]:
         """Return the fields of a record that contain times, or the reason why there are none."""
@@ -383,9 +387,6 @@ class ForecastTable:
             roles=by_role(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency,
             scaling_reference_devices=reference,
-            warnings=tuple(
-                _warnings(brief, bool(self.uneven[i]), form, forecaster.target.cluster.device)
-            ),
         )
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:

@@ -303,7 +303,8 @@ class Evaluator:
         except TrainpaceError:
             return None
         step_ms = f.step.total_ms if step_ms is None else step_ms
-        return training.time(self._with_data_ms(step_ms, choice) / 1e3, f.step.evaluating_ms / 1e3)
+        evaluating_ms = f.step.evaluating_ms * step_ms / f.step.total_ms
+        return training.time(self._with_data_ms(step_ms, choice) / 1e3, evaluating_ms / 1e3)
 
     def job_s(self, choice: Choice) -> float:
         """Return the seconds of the whole job, or infinity if the choice is impossible."""

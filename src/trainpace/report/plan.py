@@ -63,6 +63,8 @@ from trainpace.workload import Workload
 if TYPE_CHECKING:
     from trainpace.verbs.plan import PlanRequest
 
+MOST_KEPT = 4
+"""Changes that stay in the short answer, even if it is longer than a screen."""
 COMPARED = (
     "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with"
     " the same global batch unless stated. These are forecasts, not measurements: change one thing"
@@ -266,7 +268,8 @@ def _changes(plan: Plan) -> Iterator[Section]:
     ]
     # Without "so far" each change fits on one line.
     short = [column for column in columns if column.name != "so far"]
-    yield from brief(tabulate(plan.changes, short, filled=True))
+    keep = range(min(len(plan.changes), MOST_KEPT))
+    yield from brief(tabulate(plan.changes, short, filled=True, keep=keep))
     yield from details("", tabulate(plan.changes, columns))
     first = (
         "The current setup does not fit in memory. With change 1 the job takes"

@@ -263,6 +263,8 @@ EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options for fields of `Execution`, with overrides of the field's type, default, unit or help.
 """
+OWN_FLAGS = ("clip_gradients", "compile")
+"""Flags of `Execution` that a task sets itself. No request turns them off."""
 _KINDS: dict[str, Any] = {"count": int, "optional count": int, "number": float, "flag": bool}
 
 
@@ -365,7 +367,6 @@ class ExecutedRequest(ExecutionRequest):
             accumulate=accumulate,
             precision=self.precision or own.get("precision"),
             checkpointing=self.checkpointing or own.get("activation_checkpointing", "none"),
-            clip_gradients=self.clip_gradients or own.get("clip_gradients", False),
             compile=self.compile or own.get("compile", False),
         )
 
@@ -428,11 +429,12 @@ def epoch_of(
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     """Return the fields of `Execution` that a request sets.
 
-    A workload that was traced with recomputation keeps it.
+    A workload that was traced with recomputation keeps it. The task's own flags stay set.
     """
     values = _execution_fields(request)
     if workload.checkpointed:
         values["activation_checkpointing"] = "full"
+    values |= {name: True for name in OWN_FLAGS if workload.settings.get(name)}
     return values | runs_anyway(software_of(request))
 
 
