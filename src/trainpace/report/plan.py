@@ -63,7 +63,7 @@ from trainpace.workload import Workload
 if TYPE_CHECKING:
     from trainpace.verbs.plan import PlanRequest
 
-MOST_KEPT = 4
+MOST_KEPT = 3
 """Changes that stay in the short answer, even if it is longer than a screen."""
 COMPARED = (
     "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with"
