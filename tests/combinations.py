@@ -44,8 +44,8 @@ from verbs.test_relations import COMMANDS
 WIDTHS = (60, 80, 120)
 SCREEN = 80
 """Width of a screen on which every short answer fits."""
-LONGER = 6
-"""Lines beyond a screen that long commands and several notes may take."""
+LONGER = 16
+"""Lines beyond a screen that long commands and the notes of many options may take."""
 RECORDING = "recordings/rec"
 MODELS = {
     "resnet18": {"image_size": "224", "optimizer": "sgd_momentum"},
@@ -561,11 +561,7 @@ def _empty(sections: Sequence[Section]) -> Iterator[str]:
             if any(len(row) != len(part.columns) for row in part.rows):
                 yield f"table {part.title!r} with rows of another length"
             for i, column in enumerate(part.columns):
-                if (
-                    column.name
-                    and all(row[i] == "" for row in part.rows)
-                    and len(part.rows) > 1
-                ):
+                if column.name and all(row[i] == "" for row in part.rows) and len(part.rows) > 1:
                     yield f"empty column {column.name!r} of table {part.title!r}"
 
 
