@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import trainpace
 from nouns import workload
 from trainpace.core.records import load, save
 from trainpace.plan import Plan
+from trainpace.report.phrases import duration
+from trainpace.report.plan import within_limit
 from trainpace.watch import read_recording
 from watch.scripts import script
 
@@ -34,6 +37,20 @@ def ask(*arguments):
     done = plan(*arguments, "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
+
+
+def test_plan_compares_the_job_with_the_time_limit_of_its_batch_script(model, tmp_path):
+    script = tmp_path / "job.sbatch"
+    command = "srun torchrun --nproc_per_node 1 train.py --per_device_train_batch_size 16"
+    script.write_text(f"#!/bin/bash\n#SBATCH --time=00:01:00\n{command}\n")
+    asked = {"gpu": "A100", "samples": 100_000, "epochs": 3.0, "no_journal": True}
+    found = trainpace.plan(str(model), config=(str(script),), **asked)
+    job_s, longest_s = found.target.job_s, found.target.job_high_s
+    assert found.time_limit_s == 60 < job_s < longest_s
+    said = within_limit(found.target, 60.0)
+    assert duration(job_s - 60) in said
+    limits = (None, 60.0, (job_s + longest_s) / 2, longest_s)
+    assert len({within_limit(found.target, limit) for limit in limits}) == 4
 
 
 def test_noise_scale_compares_plans_at_equal_loss(tmp_path):

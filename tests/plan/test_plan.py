@@ -13,7 +13,7 @@ from nouns import forecast, workload
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.core.outcome import FITS_AT
+from trainpace.core.outcome import CERTAIN, FITS_AT
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import FIT_MARGIN, needed_gib
 from trainpace.job import DataPath, Schedule, total_steps
@@ -128,6 +128,9 @@ def test_plan_is_consistent_with_its_search(s, micro_batch, data):
     )
     assert plan.saved_s == pytest.approx(evaluator.job_s(begin) - plan.best.job_s, abs=1e-6)
     assert plan.start_fits == (first is None)
+    assert plan.best.changes == len(differing(Choice(execution=start, data=data[0]), best))
+    if plan.start_fits and plan.changes:
+        assert plan.saved_s >= s.noise_s(plan.now.job_s) * (1 - 1e-9)
 
 
 @pytest.mark.slow
@@ -152,6 +155,29 @@ def test_search_includes_expert_parallelism(nodes, memory_gib):
     alone = [evaluator.job_s(choice) if evaluator.fits(choice) else math.inf for choice in choices]
     assert alone == pytest.approx(found.job_s[list(rows), 0].tolist())
     assert found.job_s[found.best()] <= min(alone)
+
+
+def test_recommendation_saves_time_on_the_given_network_too():
+    """A slower network excludes the start. The choice that is best there is no gain here."""
+    s = setting("H100", gpus=2)
+    start = start_on(s, activation_checkpointing="full")
+    grid = Grid.of([start, replace(start, zero_stage=2), replace(start, compile=True)])
+    found = search(s, start, grid, WAITING[:1])
+    here = found._replace(job_s=np.array([[100.0], [101.0], [90.0]]), startup_s=0.0)
+    slower = here._replace(job_s=np.array([[150.0], [100.0], [110.0]]))
+    assert here.recommended([slower]) == (2, 0)
+
+
+def test_change_to_almost_full_memory_is_a_risk():
+    s = setting()
+    now, more = start_on(s, accumulation=8), start_on(s, micro_batch=64)
+    needed = float(needed_gib(forecast(MODEL, more, s.cluster).memory))
+    risks = {}
+    for factor in (1.2, 3.0):
+        evaluator = Evaluator(setting(memory_gib=needed * factor), now)
+        (change,) = ordered_changes(evaluator, Choice(execution=now), Choice(execution=more))
+        risks[evaluator.fit_probability(Choice(execution=more)) >= CERTAIN] = change.risk
+    assert risks == {False: "low", True: "none"}
 
 
 def test_recommendation_is_simplest_of_indistinguishably_fast_choices():

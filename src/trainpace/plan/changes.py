@@ -13,10 +13,11 @@ from trainpace.job import ASSUMED, NO_WAIT, DataPath, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
-"""Risk of a change to convergence.
+"""Risk of a change to convergence, or of running out of memory.
 
 "none": same training, up to the order of summation. "low": different rounding, which many trainings
-use without harm. "medium": needs care, such as a new learning rate.
+use without harm, or memory that is not certain to fit. "medium": needs care, such as a new learning
+rate.
 """
 NOISE = 0.05
 """Smallest relevant change, as a share of the job's time after its start. Repeated measurements
@@ -60,8 +61,8 @@ class Change(Record):
 class Projection(Record):
     """Forecast of a choice: step time including data waits, the whole job, and memory per device.
 
-    `job_low_s` and `job_high_s` are the ends of the job's 90% interval. `fit_probability` is None
-    if the device's memory is unknown.
+    `changes` is the number of settings that differ from the start. `job_low_s` and `job_high_s` are
+    the ends of the job's 90% interval. `fit_probability` is None if the device's memory is unknown.
     """
 
     choice: Choice
@@ -119,6 +120,7 @@ class Plan(Record):
         corrected: Description of the measured runs that corrected the forecasts.
         job: Schedule of the whole training, to which all times refer; `conditions` are its
             conditions.
+        time_limit_s: Limit of the batch job, if the settings files have one.
         in_code: True if no settings file can express the changes. They are then given as PyTorch
             code.
     """
@@ -143,6 +145,7 @@ class Plan(Record):
     corrected: str = ""
     job: Schedule | None = None
     conditions: JobConditions = ASSUMED
+    time_limit_s: float | None = None
     in_code: bool = False
 
     @property

@@ -276,6 +276,11 @@ class Evaluator:
             return f is not None
         return bool(needed_gib(f.memory) <= self.problem.proven_gib)
 
+    def fit_probability(self, choice: Choice) -> float:
+        """Return the probability that a choice fits in memory, or 1 if it is unknown."""
+        f = self.forecast(choice.execution)
+        return 1.0 if f is None or f.fit_probability is None else f.fit_probability
+
     def step_ms(self, choice: Choice) -> float:
         """Return the step time including data, or infinity if it cannot be forecast."""
         f = self.forecast(choice.execution)
@@ -336,7 +341,7 @@ class Evaluator:
             job_s=math.inf if time is None else time.total_s,
             cost_usd=None if time is None else time.usd,
             needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
-            fit_probability=f.fit_probability,
             job_low_s=low_s,
             job_high_s=high_s,
+            fit_probability=f.fit_probability,
         )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster
+from trainpace.core.outcome import CERTAIN
 from trainpace.core.units import format_number
 from trainpace.forecast import has_vocabulary_loss
 from trainpace.job import NO_WAIT, DataPath, assumptions
@@ -28,7 +29,6 @@ from trainpace.plan.settings import (
     resolution,
     risk_of,
 )
-from trainpace.workload import Workload
 
 LARGER_FACTORS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5
@@ -87,7 +87,7 @@ def plan_changes(
         )
 
     def projection(choice: Choice) -> Projection:
-        return evaluator.projection(choice, len(differing(now, choice)))
+        return evaluator.projection(choice, len(differing(now, choice)) + len(loss))
 
     chosen = projection(result.choice(best))
     target = result.choice(best if to == "best" else fastest)
@@ -276,9 +276,10 @@ def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tupl
         small = fitted and evaluator.job_s(before) - after_s < evaluator.problem.noise_s(after_s)
         if small and differing(current, target):
             continue
-        if small and steps:
+        while small and steps:
             last = steps.pop()
             settings, before, fitted = (*last.settings, *settings), last.before, last.fitted
+            small = fitted and evaluator.job_s(before) - after_s <= 0
         steps.append(_Step(settings, before, current, fitted))
         before, settings, fitted = current, (), True
     return tuple(_change(evaluator, step) for step in steps)
@@ -308,7 +309,7 @@ def _next(
 def _change(evaluator: Evaluator, step: _Step) -> Change:
     """Convert a step between two choices to a change with its saving, risk and settings."""
     settings, before, after, fitted = step
-    worst, reasons = _worst_risk(evaluator.problem.workload, step)
+    worst, reasons = _worst_risk(evaluator, step)
     keys: dict[str, int | str | bool] = {}
     for setting in settings:
         keys |= setting.keys(after)
@@ -332,8 +333,12 @@ def _change(evaluator: Evaluator, step: _Step) -> Change:
     )
 
 
-def _worst_risk(workload: Workload, step: _Step) -> tuple[Risk, str]:
-    """Return the highest risk among a step's settings, with its reasons."""
+def _worst_risk(evaluator: Evaluator, step: _Step) -> tuple[Risk, str]:
+    """Return the highest risk among a step's settings and its memory, with its reasons."""
+    workload = evaluator.problem.workload
     risks = [risk_of(setting, step.before, step.after, workload) for setting in step.settings]
+    before, after = (evaluator.fit_probability(choice) for choice in (step.before, step.after))
+    if after < min(before, CERTAIN):
+        risks.append(("low", f"it fits in memory with a probability of {after:.0%}"))
     worst = max((risk for risk, _ in risks), key=_RISKS.index)
     return worst, "; ".join(dict.fromkeys(reason for risk, reason in risks if risk == worst))

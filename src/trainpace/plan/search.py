@@ -19,7 +19,7 @@ from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings, usable
 from trainpace.job import DataPath, with_data_ms
-from trainpace.plan.changes import Choice
+from trainpace.plan.changes import NOISE, Choice
 from trainpace.plan.evaluate import Evaluation, Problem, device_room_gib, evaluate, job_seconds
 from trainpace.plan.settings import SETTING_NAMES, data_points, differing_rows, points, resolutions
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
@@ -324,6 +324,13 @@ class SearchResult(NamedTuple):
         return Choice(execution=self.grid.execution(index[0]), data=self.data[index[1]])
 
     @property
+    def worth_it(self) -> NDArray[np.bool_]:
+        """Mask (executions, data paths) of the start and of choices that save at least `NOISE`."""
+        start_s = self.job_s[self.changes == 0].min(initial=np.inf)
+        longest_s = self.startup_s + (1 - NOISE) * (start_s - self.startup_s)
+        return np.asarray((self.changes == 0) | (self.job_s <= longest_s))
+
+    @property
     def fitting(self) -> int:
         return int(np.isfinite(self.job_s).sum())
 
@@ -344,7 +351,8 @@ class SearchResult(NamedTuple):
         """Return the simplest choice that is as fast as the fastest within the noise, or None.
 
         `elsewhere` holds the same executions under other conditions. The choice must be as good
-        there too. If no choice is, only this result counts.
+        there too. If no choice is, only this result counts. A choice other than the start saves at
+        least `NOISE`.
         """
         if self.best() is None:
             return None
@@ -352,7 +360,7 @@ class SearchResult(NamedTuple):
         everywhere = [result for result, _ in found]
         left = np.isfinite(self.job_s)
         for result, best in found:
-            left &= result.as_fast_as(best)
+            left &= result.as_fast_as(best) & result.worth_it
         while left.any():
             picked = self._simplest(left)
             rivals = [result.rival(picked) for result in everywhere]

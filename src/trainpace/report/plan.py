@@ -110,7 +110,7 @@ def plan_sections(
         yield say(given(plan.nearest, "Nearest: {}"))
         return
     yield Headline(verdict(plan, target, 0 if plan.in_code else len(code)))
-    yield say(*_why(plan), *_costs(plan, target))
+    yield say(*_why(plan), *_costs(plan, target), within_limit(target, plan.time_limit_s))
     yield Charts(lambda: plan_pictures(answer))
     yield from _changes(plan)
     yield Lines(_to_the_same_loss(answer, plan.best.choice.execution.global_batch))
@@ -188,7 +188,7 @@ def verdict(plan: Plan, target: Projection, in_code: int = 0) -> str:
             f"Nothing to change: {job_range(target)}. No other configuration saves more than the"
             " forecast's error."
         )
-    many = plural(len(plan.changes), "change")
+    many = plural(target.changes, "change")
     many += f", {in_code} of which your own code has to make" if in_code else ""
     if plan.now is None or not plan.start_fits:
         return DOES_NOT_FIT.format(many=many, job=job_range(target))
@@ -219,6 +219,18 @@ def _costs(plan: Plan, target: Projection) -> list[str]:
     was = None if plan.now is None else plan.now.cost_usd
     before = "" if was is None else f" instead of {usd(was)}"
     return [f"The job costs {usd(target.cost_usd)}{before}."]
+
+
+def within_limit(target: Projection, limit_s: float | None) -> str:
+    """Return a sentence about the job's time limit, or "" if there is none."""
+    if limit_s is None:
+        return ""
+    limit, over_s = duration(limit_s), target.job_s - limit_s
+    if over_s > 0:
+        return f"The batch job's time limit of {limit} is {duration(over_s)} too short for it."
+    if target.job_high_s is not None and target.job_high_s > limit_s:
+        return f"The batch job's time limit of {limit} may be too short for it."
+    return f"The batch job's time limit of {limit} is enough for it."
 
 
 def _to_the_same_loss(answer: Planned, batch: int) -> list[str]:
@@ -394,10 +406,11 @@ def plan_ladder(plan: Plan) -> BarChart:
         difference = f"{'-' if before >= after else '+'}{duration(abs(before - after))}"
         end = f"{duration(after)} ({'makes it fit' if change.makes_fit else difference})"
         bars.append(_job_bar(f"{i}. {change.title}", end, after, before - after))
-    many, job = plural(len(plan.changes), "change"), duration(left[-1])
+    count = 0 if plan.target is None else plan.target.changes
+    many, job = plural(count, "change"), duration(left[-1])
     share = left[-1] / left[0] - 1
     finding = (
-        f"{many} {'brings' if len(plan.changes) == 1 else 'bring'} the job from {duration(left[0])}"
+        f"{many} {'brings' if count == 1 else 'bring'} the job from {duration(left[0])}"
         f" to {job}, {abs(share):.0%} {'more' if share > 0 else 'less'}."
     )
     return BarChart(

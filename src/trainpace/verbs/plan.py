@@ -316,6 +316,7 @@ def run(
             assumed=(*plan.assumed, *included, *_assumed(r, present, problem, runs.words), *setup),
             corrected=corrected,
             cautions=(*plan.cautions, *_offline_caution(r, plan), *recorded),
+            time_limit_s=present.files.value("time_limit_s"),
             in_code=is_in_code(r, present, new, workload),
         ),
         setting=problem,
