@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
@@ -537,16 +538,13 @@ def run(request: MatchRequest, progress: Progress, recording: Recording | None =
     with consulted_journal(r.journal, r.no_journal, names, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
         with progress.work("comparing servers"):
-            by: Literal["usd", "hours"] = "usd" if r.by == "cost" else "hours"
-            ranking = rank(workload, offers, devices, job, by, knowledge, on)
+            ranked = partial(rank, workload, devices=devices, knowledge=knowledge, host_work=on)
+            ranking = ranked(offers, job=job, by="usd" if r.by == "cost" else "hours")
             chosen = picks(ranking.matches)
             mixed: list[Match] = []
             if chosen and not r.precision and "amp" in workload.forms:
-                cheapest = [chosen[0].match.offer]
-                job_in_mixed = replace(job, precisions=MIXED)
-                mixed = rank(
-                    workload, cheapest, devices, job_in_mixed, "usd", knowledge, on
-                ).matches
+                in_mixed = replace(job, precisions=MIXED)
+                mixed = ranked([chosen[0].match.offer], job=in_mixed, by="usd").matches
     corrected = ""
     if knowledge is not None and knowledge.devices:
         cards = _cards(knowledge.devices)
@@ -567,14 +565,19 @@ def run(request: MatchRequest, progress: Progress, recording: Recording | None =
             recording, *([] if work is None else [work.in_words("each server's vCPUs")])
         ),
         usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
-        assumed=assumed_setup(
-            not request.precision and len(r.precision) > 1,
-            batch=False,
-            recompute=not r.checkpointing
-            and any(
-                m.forecast.execution.activation_checkpointing != "none" for m in ranking.matches
-            ),
-        ),
+        assumed=_assumed(request, r, ranking),
+    )
+
+
+def _assumed(asked: MatchRequest, r: MatchRequest, ranking: Ranking) -> tuple[str, ...]:
+    """Describe the settings that the user did not choose. `r` is the resolved request."""
+    recomputes = any(
+        m.forecast.execution.activation_checkpointing != "none" for m in ranking.matches
+    )
+    return assumed_setup(
+        not asked.precision and len(r.precision) > 1,
+        batch=False,
+        recompute=recomputes and not r.checkpointing,
     )
 
 

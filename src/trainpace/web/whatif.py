@@ -214,12 +214,9 @@ def run(
 def _execution(r: WhatIfRequest, forecaster: Forecaster) -> Execution:
     """Return the execution that `forecast` has for the same question."""
     workload, device = forecaster.workload, forecaster.target.cluster.device
-    asked = ForecastRequest(
-        model=workload,
-        num_gpus=r.gpus,
-        batch=None if r.batch is None else (r.batch,),
-        **{name: getattr(r, name) for name in SAME_AS_IN_FORECAST},
-    )
+    same: dict[str, Any] = {name: getattr(r, name) for name in SAME_AS_IN_FORECAST}
+    same |= {"num_gpus": r.gpus, "batch": None if r.batch is None else (r.batch,)}
+    asked = ForecastRequest(model=workload, **same)
     start = execution_of(asked.resolved(workload), workload, device)
     if not asked.leaves_batch_open(workload):
         return start
