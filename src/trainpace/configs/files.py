@@ -58,6 +58,7 @@ from trainpace.configs.syntax import (
     find_launch,
     find_python,
     parse,
+    resolved,
 )
 from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.core.execution import Execution
@@ -133,6 +134,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         read = _in_known_format(data, file)
         return replace(read, notes=(*read.notes, *unread))
     if syntax is None:
+        text = resolved(text)
         launch = find_launch(text, file) or find_python(text)
         if launch is None:
             raise UnreadableInput(f"{file} contains no known launch command.", f"Known: {_KNOWN}.")
@@ -198,6 +200,7 @@ def lacking(text: str, file: str) -> dict[str, str]:
         return lacks | {"tp": lightning.NO_TP}
     if read.format not in ("launch command", "Slurm batch script"):
         return lacks
+    text = resolved(text)
     launch = find_launch(text, file) or find_python(text)
     if launch is None:
         return {}

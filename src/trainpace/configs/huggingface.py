@@ -17,7 +17,7 @@ _REMOVED: dict[str, str] = TOOLS["huggingface"]["removed"]
 _KNOWN = NAMES | _RENAMED.keys() | _REMOVED.keys()
 _BESIDE = frozenset(names("huggingface", "beside"))
 """Arguments of scripts and other trainers that often stand in the same file."""
-_KEYS: dict[str, SettingName] = {
+KEYS: dict[str, SettingName] = {
     "per_device_train_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
     "max_length": "sequence_length",
@@ -102,7 +102,7 @@ def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -
 def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str = "") -> None:
     """Record the settings in `data`. `dashes` is "--" if they were written as flags."""
     arguments = _Arguments(reading, data, dashes)
-    for key, name in _KEYS.items():
+    for key, name in KEYS.items():
         reading.read(name, arguments.values.get(key), arguments.written(key))
     for read in (_read_length, _read_precision, _read_intervals, _read_optimizer, _read_kernels):
         read(reading, arguments)

@@ -626,8 +626,10 @@ class _Arithmetic:
                 f" accumulation {_located(accumulation)} x data-parallel size {ranks // divisor}"
                 f" ({_keys([*used, *shards])}) = {samples}."
             )
-            if divisor == 1:
+            text += f" Set {total.key} to {samples}"
+            if divisor == 1 and "gpus_per_node" not in self._values:
                 text += _agreeing_processes(int(total.value), _product([micro, accumulation]))
+            text += "."
             self._add("global_batch", text, *sizes, *used, *shards)
 
     def _present(self, *names: str) -> list[Setting]:
@@ -635,13 +637,13 @@ class _Arithmetic:
 
 
 def _agreeing_processes(global_batch: int, per_rank: int) -> str:
-    """Return a sentence on the number of processes that would agree, or "" if there is none."""
+    """Return a clause on the number of processes that would agree, or "" if there is none."""
     n, rest = divmod(global_batch, per_rank)
     if rest:
         return ""
     return (
-        f" {n} processes would agree (torchrun --nproc-per-node {n}, deepspeed --num_gpus {n} or"
-        f" accelerate launch --num_processes {n})."
+        f", or start {n} processes (torchrun --nproc-per-node {n}, deepspeed --num_gpus {n} or"
+        f" accelerate launch --num_processes {n})"
     )
 
 

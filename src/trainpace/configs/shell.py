@@ -21,6 +21,7 @@ from trainpace.configs.accelerate import (
 from trainpace.configs.changes import OFFLOADS, SHARDING, WORLD, Draft
 from trainpace.configs.huggingface import (
     DISTINCTIVE,
+    KEYS,
     NAMES,
     put_training_arguments,
     write_arguments,
@@ -38,13 +39,14 @@ from trainpace.configs.syntax import (
     is_open,
     launch_in,
     lines_of,
+    resolved,
     with_flag,
     without,
     words_of,
 )
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
-_SCRIPT_FLAGS = NAMES | DISTINCTIVE
+_SCRIPT_FLAGS = NAMES | DISTINCTIVE | KEYS.keys()
 _WORDS: dict[SettingName, dict[str, Any]] = {
     "precision": PRECISION,
     "activation_checkpointing": {"true": True, "false": False},
@@ -208,8 +210,24 @@ def _scalar(text: str) -> Any:
     return text
 
 
+def _is_in_variables(draft: Draft) -> bool:
+    """Return True if variables of the script contain the launcher or some of its flags.
+
+    The settings of the launch command are then left: only a person can change them.
+    """
+    text = resolved(draft.text)
+    launches = (find_launch(script, draft.file) for script in (draft.text, text))
+    raw, whole = (found and [flag.written for flag in found.flags] for found in launches)
+    if raw == whole:
+        return False
+    draft.leave_rest("variables of the script contain the launch command: change it by hand")
+    return True
+
+
 def write_command(draft: Draft) -> None:
     """Write the draft's settings into a launch command."""
+    if _is_in_variables(draft):
+        return
     in_accelerate = draft.launch.name == "accelerate"
     if in_accelerate and draft.names & {"nnodes", "nproc_per_node"}:
         draft.names |= {"world_size"}
@@ -353,14 +371,15 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
     """
     reading = Reading(file, "Slurm batch script")
     asked = _read_options(text, reading)
-    for name, value in asked.values().items():
-        if value:
-            text = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), text)
+    values = {name: str(value) for name, value in asked.values().items() if value}
+    text = resolved(text, values)
     launch = _first_launch(text, reading)
     line = launch.line if launch else _srun_line(text)
     own = _srun_options(text, line, reading)
     if launch is not None:
         _check_launch(launch, asked, own, reading)
+    elif line != (0, 0) and _starts_unknown(text[slice(*line)], own, asked):
+        reading.note("srun", "starts an unknown number of processes", leaves_open="nproc_per_node")
     elif line != (0, 0):
         _read_srun(own, asked, reading)
     elif plain := find_python(text):
@@ -564,6 +583,18 @@ def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options
     return dict(_pairs(words[at + 1 :]))
 
 
+def _starts_unknown(line: str, own: Options, asked: _Asked) -> bool:
+    """Return True if srun starts one task per node, and its program is not python.
+
+    Such a program is usually a script that starts one process per GPU.
+    """
+    counts = {key: word.value for key, word in own.items()}
+    nodes = counts.get("nodes", str(asked.nodes or 1))
+    per_node = counts.get("ntasks-per-node", str(asked.per_node or ""))
+    one = counts["ntasks"] == nodes if "ntasks" in counts else per_node == "1"
+    return one and not re.search(r"\bpython|\.py\b", line)
+
+
 def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:
     """Read a plain `srun python ...` with one process per task.
 
@@ -618,12 +649,14 @@ def _time_limit_s(value: str, reading: Reading) -> float:
 
 def write_sbatch(draft: Draft) -> None:
     """Write the draft's settings into a Slurm batch script."""
-    launched = find_launch(draft.text, draft.file) is not None
-    if draft.names & WORLD:
-        _write_job_size(draft, launched)
     if "time_limit_s" in draft.names:
         _put(draft, "time", _clock(float(draft.want["time_limit_s"])))
         draft.keep("time_limit_s")
+    if _is_in_variables(draft):
+        return
+    launched = find_launch(draft.text, draft.file) is not None
+    if draft.names & WORLD:
+        _write_job_size(draft, launched)
     if launched:
         _write_launch(draft)
     draft.leave_rest("a batch script does not state it; the training's own files do")

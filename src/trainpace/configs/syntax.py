@@ -18,7 +18,7 @@ import math
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from textwrap import dedent
 from typing import Any, Literal, NamedTuple
@@ -306,7 +306,19 @@ _TOKEN = re.compile(
     ) | \\ | (?P<open_quote>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_LINE = re.compile(r"[ \t]*\#[^\n]*|(?:[^\\\n]|\\\r?\n|\\.)+", re.DOTALL)
+_SHELL = re.compile(r"""\b(?:ba|z|da)?sh\s+-\w*c\s+(?:'([^']*)'|"((?:\\.|[^"\\])*)")""", re.DOTALL)
+"""Script in quotes that a shell starts, as in `srun bash -c '...'`."""
+_LINE = re.compile(
+    rf"[ \t]*\#[^\n]*|(?:{_SHELL.pattern}|[^\\\n]|\\\r?\n|\\.)+", re.DOTALL
+)
+_ASSIGNED = re.compile(
+    r"""^(?P<indent>[ \t]*)(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)=(?:"(?P<double>(?:\\.|[^"\\])*)"
+    |'(?P<single>[^']*)'|(?P<plain>\$\([^\n]*\)|[^\s"'`();|&]*))[ \t]*;?[ \t]*(?:\#[^\n]*)?\r?$""",
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+_VARIABLE = re.compile(r"\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
+_LONGEST_VALUE = 4_000
 _LAUNCHER = re.compile(
     r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate[\s\\]+launch|deepspeed)\b"
 )
@@ -472,9 +484,45 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
     return words
 
 
-def lines_of(text: str) -> Iterator[tuple[int, int]]:
+def resolved(text: str, values: Mapping[str, str] | None = None) -> str:
+    """Return a shell script with the values of its variables in place of their names.
+
+    Assignments at the start of a line are removed. A variable of an indented assignment, which may
+    depend on a condition, keeps its name. So does every variable if the script would become larger
+    than a settings file.
+
+    Args:
+        text: The script.
+        values: Values of variables that the script does not assign.
+    """
+    known = dict(values or {})
+    for match in _ASSIGNED.finditer(text):
+        value = _filled(re.sub(r"\\(.)", r"\1", match["double"] or ""), known)
+        value = value or match["single"] or _filled(match["plain"] or "", known)
+        known.pop(match["name"], None)
+        if not match["indent"] and len(value) < _LONGEST_VALUE:
+            known[match["name"]] = value
+    return _filled(_ASSIGNED.sub("", text), known)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Replace variables by their values, and products in $((...)) by their results."""
+    uses = (values.get(match["name"], "") for match in _VARIABLE.finditer(text))
+    if sum(map(len, uses)) > LARGEST_FILE_BYTES:
+        return text
+    text = _VARIABLE.sub(lambda match: values.get(match["name"], match[0]), text)
+    return _ARITHMETIC.sub(lambda match: _product(match, values), text)
+
+
+def _product(match: re.Match[str], values: Mapping[str, str]) -> str:
+    factors = [values.get(word, word) for word in re.split(r"\s*\*\s*", match[1].strip())]
+    known = all(re.fullmatch("[0-9]{1,9}", factor) for factor in factors)
+    return str(math.prod(map(int, factors))) if known else match[0]
+
+
+def lines_of(text: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield start and end of each command line. Lines continued with a backslash count as one."""
-    for match in _LINE.finditer(text):
+    for match in _LINE.finditer(text, start, len(text) if end is None else end):
         if not match.group().lstrip().startswith("#"):
             yield match.span()
 
@@ -503,7 +551,12 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     Raises:
         ValueError: If a quote is not closed.
     """
-    words = _from_launcher(words_of(text, start, end)) if _LAUNCHER.search(text, start, end) else []
+    if not _LAUNCHER.search(text, start, end):
+        return None
+    inner = _SHELL.search(text, start, end)
+    lines = lines_of(text, *inner.span(inner.lastindex or 0)) if inner else iter([(start, end)])
+    found = (_from_launcher(words_of(text, *line)) for line in lines)
+    words = next(filter(None, found), None)
     return _launch_of(_base_name(words[0]), words, (start, end)) if words else None
 
 
