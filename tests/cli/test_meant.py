@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainpace.cli.program import main, meant
+from trainpace.cli.program import as_config, main, meant
 from trainpace.core.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES
 
@@ -37,6 +37,22 @@ CONFIGURATIONS = {
 )
 def test_scripts_run_look_and_models_run_forecast(words, verb):
     assert meant(words, tuple(SUMMARIES)) == [verb, *words]
+
+
+def test_settings_files_of_schedule_need_no_option():
+    typed = [
+        "schedule",
+        "a.sbatch",
+        "--config",
+        "b.json",
+        "--solve-gpus",
+        "c.yaml",
+        "--html=d.json",
+    ]
+    assert as_config(typed) == [
+        *("schedule", "--config", "a.sbatch", "--config", "b.json"),
+        *("--solve-gpus", "--config", "c.yaml", "--html=d.json"),
+    ]
 
 
 def test_options_before_a_script_are_passed_to_look(tmp_path, monkeypatch, capsys):

@@ -220,3 +220,15 @@ def test_next_commands_of_sample_answers_parse(name, monkeypatch):
             os.path.sep in word or word.endswith(".json") for word in words
         ):
             parsed(words)
+
+
+def test_schedule_of_files_suggests_a_plan_from_the_same_files(tmp_path):
+    script = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=60\nsrun torchrun --nnodes 2 --nproc-per-node 4 t.py"
+    flags = "--per_device_train_batch_size 2 --max_seq_length 1000 --num_train_epochs 1"
+    (tmp_path / "j.sbatch").write_text(f"{script} {flags}\n")
+    text = printed(["schedule", "j.sbatch", "--tokens", "1M"], tmp_path)
+    (command,) = next_commands(text)
+    assert command[1:3] == ["plan", "transformers:config.json"]
+    with contextlib.chdir(tmp_path):
+        _, stated = parsed(command[1:])
+    assert (stated["config"], stated["tokens"]) == (("j.sbatch",), 10**6)

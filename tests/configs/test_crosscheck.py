@@ -102,6 +102,16 @@ def test_sbatch_is_checked_against_its_launch_command():
     assert "= 8" in clash.text
 
 
+@pytest.mark.parametrize("reserved", [True, False])
+def test_wrong_global_batch_names_the_value_that_agrees(reserved):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n" + "#SBATCH --gpus-per-node=4\n" * reserved
+    command = "torchrun --nproc-per-node 4 t.py --per_device_train_batch_size 2 --gradient_accumulation_steps 1\n"
+    ds = parse_config('{"train_batch_size": 4, "zero_optimization": {}}', "ds.json")
+    (clash,) = combine([parse_config(head + command, "j.sh"), ds]).clashes
+    assert "train_batch_size to 8" in clash.text
+    assert ("--num_gpus 2" in clash.text) is not reserved
+
+
 def test_unknown_values_do_not_clash():
     batch = [
         parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")

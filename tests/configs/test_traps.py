@@ -7,7 +7,7 @@ import time
 import pytest
 
 from configs.test_readers import DS, HF, LIGHTNING, ds, hf, notes, settings
-from trainpace.configs import parse_command, parse_config
+from trainpace.configs import combine, parse_command, parse_config
 from trainpace.configs.accelerate import NAMES as ACCELERATE_NAMES
 from trainpace.configs.deepspeed import REMOVED, TOP_LEVEL, ZERO
 from trainpace.core.errors import UnreadableInput
@@ -356,6 +356,39 @@ def test_invalid_commands_are_rejected(text):
             {"nproc_per_node": 4},
             "only the first",
         ),
+        (
+            "#SBATCH --ntasks-per-node=1\nsrun bash -c 'torchrun --nnodes 2 \\\n --nproc-per-node 4 t.py'",
+            {"nproc_per_node": 4},
+            "",
+        ),
+        (
+            '#SBATCH --ntasks-per-node=1\nsrun bash -c "\ncd x\ntorchrun --nnodes \\$SLURM_NNODES --nproc-per-node 4 t.py\necho 1"',
+            {"nproc_per_node": 4},
+            "",
+        ),
+        (
+            "GPUS=4\nexport L=\"torchrun --nnodes=2 --nproc-per-node $GPUS\"\nARGS='t.py --x'\nsrun ${L} $ARGS",
+            {"nproc_per_node": 4},
+            "",
+        ),
+        (
+            "GPUS=4\nsrun accelerate launch --num_processes $((SLURM_NNODES * GPUS)) t.py",
+            {"world_size": 8},
+            "",
+        ),
+        (
+            "if true; then\n  GPUS=4\nfi\nsrun torchrun --nnodes 2 --nproc-per-node $GPUS t.py",
+            {},
+            "$GPUS is known only",
+        ),
+        ("#SBATCH --ntasks-per-node=1\nsrun ./run.sh", {}, "unknown number"),
+        ("srun --ntasks=2 singularity run i.sif", {}, "unknown number"),
+        ("#SBATCH --ntasks-per-node=1\nsrun python t.py", {"nproc_per_node": 1}, ""),
+        (
+            "srun torchrun --nnodes 2 --nproc-per-node 4 t.py --num_train_epochs 3 --max_seq_length 4096",
+            {"nproc_per_node": 4, "epochs": 3.0, "sequence_length": 4096},
+            "",
+        ),
     ],
 )
 def test_sbatch_settings_and_notes_are_read(script, expected, words):
@@ -363,6 +396,19 @@ def test_sbatch_settings_and_notes_are_read(script, expected, words):
     assert settings(text, "j.sh") == {"nnodes": 2, **expected}
     assert bool(words) == bool(notes(text, "j.sh"))
     assert settings(text.replace("\n", "\r\n"), "j.sh") == {"nnodes": 2, **expected}
+
+
+def test_unknown_number_of_processes_does_not_contradict_reserved_gpus():
+    text = HEAD + "#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=1\nsrun $UNKNOWN\n"
+    combined = combine([parse_config(text, "j.sh")])
+    assert combined.clashes == ()
+    assert combined.values["nproc_per_node"].value == 4
+
+
+def test_variables_of_a_script_that_double_in_each_line_are_read_quickly():
+    lines = "".join(f'A{i + 1}="$A{i}$A{i}"\n' for i in range(100))
+    text = HEAD + "A0=xxxxxxxx\n" + lines + "torchrun --nnodes 2 --nproc-per-node 4 t.py\n"
+    assert settings(text, "j.sh") == {"nnodes": 2, "nproc_per_node": 4}
 
 
 def test_shell_script_without_slurm_is_read():

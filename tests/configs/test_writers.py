@@ -296,6 +296,20 @@ def test_slurm_variables_with_correct_values_are_not_edited():
     assert any("--rdzv-endpoint" in note for note in written.notes)
 
 
+def test_command_in_quotes_is_edited_in_place():
+    text = "#!/bin/bash\n#SBATCH --nodes=1\nsrun bash -c 'torchrun --nnodes=1 --nproc-per-node=8 t.py'\n"
+    written = changed(text, "j.sh", before=Execution(nproc_per_node=8), nproc_per_node=4)
+    assert written.text == text.replace("node=8", "node=4")
+
+
+@pytest.mark.parametrize("head", ["", "#!/bin/bash\n#SBATCH --nodes=1\n"])
+def test_command_in_variables_is_left_to_the_user(head):
+    text = head + 'ARGS="--nproc-per-node 8"\ntorchrun $ARGS t.py\n'
+    written = changed(text, "j.sh", before=Execution(nproc_per_node=8), nproc_per_node=4)
+    assert written.text == text
+    assert "nproc_per_node" in written.left
+
+
 def test_time_limit_is_written_in_slurm_format():
     changes = Changes(before=Execution(), after=Execution(), time_limit_s=100_000)
     text = write_changes(SBATCH, "j.sbatch", changes).text

@@ -154,8 +154,7 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> Reply:
       trainpace schedule --epochs 90 --global-batch 256 --step-time 210ms --deadline 24h
       trainpace schedule --samples 1281167 --epochs 90 --step-time 210ms --deadline 24h
     What do my files say, and do they agree?
-      trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 \\
-        --step-time 210ms
+      trainpace schedule job.sbatch ds.json --samples 1281167 --epochs 90 --step-time 210ms
     """
     answer, files = verbs.schedule.run(request, report.TerminalProgress())
     total_s = None if answer.time is None else answer.time.total_s

@@ -13,6 +13,7 @@ import errno
 import gc
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,6 +70,10 @@ class _Verbs(click.Group):
             from trainpace.cli.program import place_last
 
             args = place_last(args)
+        elif args[:1] == ["schedule"]:
+            from trainpace.cli.program import as_config
+
+            args = as_config(args)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
@@ -159,7 +164,13 @@ def _discard_output() -> None:
 def _stop(message: str, error: click.ClickException | None = None, code: int = 2) -> None:
     context = getattr(error, "ctx", None)
     help_hint = f" See {context.command_path} --help." if context is not None else ""
-    tell(f"trainpace: {message}{help_hint}", err=True)
+    text = f"trainpace: {message}{help_hint}"
+    if sys.stderr.isatty():
+        from trainpace.report import wrapped
+
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(wrapped(line, width) for line in text.split("\n"))
+    tell(text, err=True)
     sys.exit(code)
 
 
@@ -202,7 +213,7 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     if first.endswith(SETTINGS) and os.path.isfile(first):
         kind = _kind_of(first)
         return (
-            ["schedule", "--config", *words]
+            as_config(["schedule", *words])
             if kind == "settings"
             else ["forecast", kind + first, *rest]
         )
@@ -231,6 +242,21 @@ def place_last(words: Sequence[str]) -> list[str]:
     begins = bool(options) and options[0].startswith("-") and options[0] != "--"
     is_place = begins and (os.path.isdir(place) or (place.endswith(TRACES) and _is_trace(place)))
     return [verb, *options, place] if is_place else [*words]
+
+
+def as_config(words: Sequence[str]) -> list[str]:
+    """Put `--config` before each settings file that is not the value of an option."""
+    taken = ("--config", "--command")
+    pairs = zip(words, ("", *words), strict=False)
+    return [
+        part
+        for word, before in pairs
+        for part in (
+            ("--config", word)
+            if word.endswith(SETTINGS) and not word.startswith("-") and before not in taken
+            else (word,)
+        )
+    ]
 
 
 def _kind_of(file: str) -> str:

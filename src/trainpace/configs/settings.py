@@ -421,9 +421,10 @@ def agreed(files: Sequence[ConfigFile]) -> Combined:
 def refuse(clashes: Sequence[Clash]) -> None:
     """Raise Contradiction if there are clashes. The message lists all of them."""
     if clashes:
-        text = " ".join(clash.text for clash in clashes)
-        if not all(clash.repair for clash in clashes):
-            text = f"the files contradict each other: {text}"
+        start = "" if all(clash.repair for clash in clashes) else "the files contradict each other:"
+        listed = "".join(f"\n- {clash.text}" for clash in clashes)
+        alone = f"{start} {clashes[0].text}".lstrip()
+        text = alone if len(clashes) == 1 else f"{start}{listed}"
         repairs = dict.fromkeys(
             clash.repair or "Make them agree, then ask again." for clash in clashes
         )

@@ -308,12 +308,11 @@ _TOKEN = re.compile(
 )
 _SHELL = re.compile(r"""\b(?:ba|z|da)?sh\s+-\w*c\s+(?:'([^']*)'|"((?:\\.|[^"\\])*)")""", re.DOTALL)
 """Script in quotes that a shell starts, as in `srun bash -c '...'`."""
-_LINE = re.compile(
-    rf"[ \t]*\#[^\n]*|(?:{_SHELL.pattern}|[^\\\n]|\\\r?\n|\\.)+", re.DOTALL
-)
+_LINE = re.compile(rf"[ \t]*\#[^\n]*|(?:{_SHELL.pattern}|[^\\\n]|\\\r?\n|\\.)+", re.DOTALL)
 _ASSIGNED = re.compile(
     r"""^(?P<indent>[ \t]*)(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)=(?:"(?P<double>(?:\\.|[^"\\])*)"
-    |'(?P<single>[^']*)'|(?P<plain>\$\([^\n]*\)|[^\s"'`();|&]*))[ \t]*;?[ \t]*(?:\#[^\n]*)?\r?$""",
+    |'(?P<single>[^']*)'|(?P<plain>\$\([^\n]*\)|[^\s"'`();|&]*))
+    [ \t]*(?:;[ \t]*)?(?:\#[^\n]*)?\r?$""",
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
 _VARIABLE = re.compile(r"\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})")

@@ -36,7 +36,8 @@ class TrainpaceError(ValueError):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        separator = "\n" if "\n" in self.message else " "
+        return f"{self.message}{separator}{self.hint}".strip()
 
 
 class Contradiction(TrainpaceError):

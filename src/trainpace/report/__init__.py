@@ -103,7 +103,7 @@ if TYPE_CHECKING:
         tell,
         visible,
     )
-    from trainpace.report.terminal import show
+    from trainpace.report.terminal import show, wrapped
     from trainpace.report.watch import (
         guarded_sections,
         look_sections,

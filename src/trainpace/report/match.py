@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -64,6 +65,7 @@ from trainpace.report.steps import Timed, step_breakdown
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.measure import MeasureRequest
+from trainpace.verbs.plan import PlanRequest
 from trainpace.verbs.request import forwarded
 from trainpace.verbs.training import USUAL_BATCH
 
@@ -260,7 +262,7 @@ def _demands(answer: Matches, by: str) -> list[tuple[str, str]]:
     job, schedule = answer.job, answer.job.schedule
     work = f"{schedule.max_steps or 0:,} steps"
     if schedule.epochs is not None:
-        work = f"{schedule.epochs:g} epochs of {schedule.samples_per_epoch:,} samples"
+        work = f"{plural(schedule.epochs, 'epoch')} of {schedule.samples_per_epoch:,} samples"
     return [
         ("the job", work),
         ("global batch", f"{job.global_batch:,} samples"),
@@ -635,7 +637,23 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
         yield from _speedups(a, a.time.total_s)
     yield Lines(_learning_rates(a))
     yield Notes([f"Note: {note}." for note in a.notes])
-    if a.execution is not None and a.schedule.samples and a.schedule.epochs:
+    yield from _after_schedule(a, asked)
+
+
+def _after_schedule(a: Answer, asked: ScheduleRequest | None) -> Iterator[Next]:
+    """Suggest a plan from the same files if the step time is unknown, or else servers."""
+    if a.execution is None:
+        return
+    if asked is not None and asked.config and "step_time" in a.solved:
+        model = "resnet50"
+        if a.schedule.sequence_length:  # Usually stands beside the other files.
+            model = f"transformers:{Path(asked.config[0]).with_name('config.json')}"
+        job = {"gpu": "H100", "network": 50.0 if a.execution.nnodes > 1 else None}
+        job |= {"nodes": asked.nnodes, "num_gpus": asked.nproc_per_node, "batch": asked.micro_batch}
+        same = forwarded(asked, PlanRequest, ("price", "checkpoint_every"), job)
+        why = "the time by forecast, and what shortens it; put your model and GPU in place"
+        yield Next(["trainpace", "plan", model, *same], why)
+    elif a.schedule.samples and a.schedule.epochs:
         job = {"samples": a.schedule.samples, "epochs": a.schedule.epochs}
         job |= {"global_batch": a.execution.global_batch}
         same = forwarded(asked, MatchRequest, NOT_CARRIED, job)

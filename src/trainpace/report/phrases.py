@@ -79,8 +79,9 @@ WHY_ABOVE_ONE = (
 )
 
 
-def plural(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def plural(n: float, noun: str) -> str:
+    amount = f"{n:,}" if isinstance(n, int) else f"{n:,.6g}"
+    return f"{amount} {noun}{'' if n == 1 else 's'}"
 
 
 def listed(names: Iterable[object], most: int | None = None) -> str:

@@ -568,7 +568,7 @@ def _whole(looked: Looked) -> str:
         return f"{steps} take {took}."
     if length.of == "epoch":
         return f"An epoch of {steps} takes {took}."
-    epochs = "" if length.epochs is None else f"{number(length.epochs)} epochs, "
+    epochs = "" if length.epochs is None else f"{plural(length.epochs, 'epoch')}, "
     return f"The whole training ({epochs}{steps}) takes {took}."
 
 
