@@ -115,7 +115,7 @@ def forecast_sections(answer: Forecasts, asked: ForecastRequest | None = None) -
     yield from details("", Notes(notes))
     yield from evidence_sections(answer.evidence)
     if not answer.padded:  # No other command supports packed rows.
-        yield from _next(done, workload, asked)
+        yield from _next(done, workload, asked, answer.fits_with)
 
 
 def _warnings(
@@ -650,7 +650,10 @@ def spec_of(workload: Workload, asked: ForecastRequest | MatchRequest | None) ->
 
 
 def _next(
-    done: Sequence[Forecast], workload: Workload, asked: ForecastRequest | None
+    done: Sequence[Forecast],
+    workload: Workload,
+    asked: ForecastRequest | None,
+    fits_with: Mapping[str, str],
 ) -> Iterator[Next]:
     """Suggest measuring the best forecast, or a setup that fits. Keeps the request's conditions."""
     spec = spec_of(workload, asked)
@@ -665,7 +668,7 @@ def _next(
     device, batch = _device_options(row, asked), {"batch": row.execution.micro_batch}
     fixed = ["gpu", "calibrated", "batch", *form]
     if best is None:
-        yield from _next_that_fits(row, device | form, spec, asked)
+        yield from _next_that_fits(row, device | form, spec, asked, fits_with)
     elif best.num_devices > 1:
         yield from _next_plan(spec, device | batch | form, asked, fixed)
     elif not form.pop("checkpointing", "") and can_be_measured(spec, asked, fixed):
@@ -704,16 +707,21 @@ def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
 
 
 def _next_that_fits(
-    row: Forecast, beside: Mapping[str, Any], spec: str, asked: ForecastRequest | None
+    row: Forecast,
+    beside: Mapping[str, Any],
+    spec: str,
+    asked: ForecastRequest | None,
+    fits_with: Mapping[str, str],
 ) -> Iterator[Next]:
-    """Suggest the largest batch that fits, or recomputation if not even one sample fits."""
-    settings, why = dict(beside), ""
+    """Suggest the largest batch that fits, or other settings if not even one sample fits."""
+    settings, why = dict(fits_with), ""
     if row.largest_micro_batch:
-        settings |= {"batch": row.largest_micro_batch, "global_batch": None}
+        settings = {**beside, "batch": row.largest_micro_batch, "global_batch": None}
         why = "the largest batch that fits; --accumulate keeps the global batch"
-    elif row.execution.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
-        settings |= {"checkpointing": "full"}
-        why = "recomputes activations, which needs less memory"
+    elif "adapter" in fits_with:
+        why = "fits: trains small adapters beside frozen weights (LoRA; QLoRA with nf4)"
+    elif fits_with:
+        why = "fits: recomputes activations"
     if why:
         same = forwarded(asked, ForecastRequest, ["gpu", "calibrated"], settings)
         yield Next(["trainpace", "forecast", spec, *same], why)

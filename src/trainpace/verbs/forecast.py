@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -64,6 +65,7 @@ from trainpace.verbs.request import (
     Misuse,
     Progress,
     Rows,
+    Silent,
     within,
 )
 from trainpace.verbs.traced import (
@@ -112,6 +114,8 @@ USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
 """GPUs to forecast if the request names none."""
 LARGE_GPUS = ("A100 SXM 80GB", "H200", "B200")
 """GPUs to forecast besides if the model fits none of `USUAL_GPUS`."""
+ADAPTERS = ({"adapter": "lora"}, {"adapter": "lora", "weights": "nf4"})
+"""Options of LoRA and QLoRA, which fine-tune in less memory."""
 UNMEASURED = (
     "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
 )
@@ -273,6 +277,7 @@ class Forecasts(Record, Rows[Forecast]):
             traced at other lengths.
         evidence: Public measurements near the fastest fitting row of each GPU.
         recorded: Work of the host that the steps include, and caveats of a recording.
+        fits_with: Options with which the training fits in memory, if it does not fit.
     """
 
     rows: tuple[Forecast, ...]
@@ -283,6 +288,7 @@ class Forecasts(Record, Rows[Forecast]):
     padded: tuple[PaddedBatch, ...] = ()
     evidence: tuple[Nearness, ...] = ()
     recorded: tuple[str, ...] = ()
+    fits_with: dict[str, str] = msgspec.field(default_factory=dict)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one dict per forecast, with the columns of `trainpace forecast --json`."""
@@ -301,6 +307,7 @@ class Forecasts(Record, Rows[Forecast]):
             "padded": [one.as_json() for one in self.padded],
             "evidence": evidence_json(self.evidence),
             "recorded": list(self.recorded),
+            "fits_with": self.fits_with,
         }
 
 
@@ -345,7 +352,30 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         padded = [
             one for sweep in sweeps for one in _padded_batches(question, sweep, journal, notes)
         ]
-        return _annotated(question, sweeps, padded, notes)
+        answer = _annotated(question, sweeps, padded, notes)
+        return replace(answer, fits_with=_lighter(request, sweeps))
+
+
+def _lighter(request: ForecastRequest, sweeps: Sequence[Sweep]) -> dict[str, str]:
+    """Return the GPU and the fewest other options with which one sample fits in memory.
+
+    Returns {} if a batch of the request's own setup fits, or if these options do not help.
+    """
+    if any(row.can_run or row.largest_micro_batch for sweep in sweeps for row in sweep.rows):
+        return {}
+    spec, executions = ModelSpec.of(request.model), [sweep.execution for sweep in sweeps]
+    recomputes = all(e.activation_checkpointing == "full" for e in executions)
+    again = {"checkpointing": "full"} if spec.can_checkpoint and not recomputes else {}
+    tried = [again] if again else []
+    if spec.is_hugging_face and request.adapter is None:
+        tried += [again | options for options in ADAPTERS]
+    for options in tried:
+        with suppress(TrainpaceError):
+            question = _resolve(replace(request, save_workload=None, **options), Silent())
+            for sweep in _sweeps(question, None, {}, question.targets):
+                if _fits(sweep) and sweep.device.kind == "gpu":
+                    return {"gpu": sweep.device.name, **options}
+    return {}
 
 
 def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
