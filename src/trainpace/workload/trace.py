@@ -58,7 +58,7 @@ from trainpace.workload.optimizers import (
     trained_shapes,
 )
 from trainpace.workload.recorder import BATCHES, Recorder, in_backward
-from trainpace.workload.specs import build_task
+from trainpace.workload.specs import MODELS, build_task
 from trainpace.workload.task import Task, WholeStep, recompute_activations, usual_optimizer
 from trainpace.workload.workload import (
     AS_IT_IS,
@@ -104,7 +104,9 @@ def trace(
         TrainpaceError: If the model cannot be traced in this variant.
     """
     named = ModelSpec.of(spec)
-    check_packages(*[named.kind] * named.is_library, *["peft"] * bool(variant.adaptation.adapter))
+    is_built_in = named.kind == "torchvision" and named.name in MODELS
+    needs_library = named.is_library and not is_built_in
+    check_packages(*[named.kind] * needs_library, *["peft"] * bool(variant.adaptation.adapter))
     runs_code = named.runs_code
     with torch.device("meta") if on_meta or not runs_code else contextlib.nullcontext():
         task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
