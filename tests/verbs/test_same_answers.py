@@ -332,21 +332,24 @@ def test_default_batch_is_the_same_in_forecast_and_plan(model):
 @pytest.fixture(scope="module")
 def configured() -> Workload:
     """A transformer that names no precision, such as one of a configuration without a dtype."""
-    return replace(stacked(), model="transformers:little.json")
+    forms = stacked().forms
+    return replace(
+        stacked(), model="transformers:little.json", forms=forms | {"amp": forms["half"]}
+    )
 
 
 def test_all_verbs_have_the_same_default_setup(configured, machines):
     row, plan = forecasts(configured, "A100"), planned(configured, "A100")
-    assert row.execution.precision == "bf16"
+    assert row.execution.precision == "amp_bf16"
     assert row.execution.micro_batch == 32
     assert plan.start == row.execution
     assert plan.now.step_ms == pytest.approx(row.step.total_ms)
     assert plan.now.fit_probability == pytest.approx(row.fit_probability)
     there = matched(configured, machines, global_batch=32)
     assert {name: m.forecast.execution.precision for name, m in there.items()} == {
-        "RTX 3090": "bf16",
-        "A100 SXM 40GB": "bf16",
-        "V100 SXM2 16GB": "fp16",
+        "RTX 3090": "amp_bf16",
+        "A100 SXM 40GB": "amp_bf16",
+        "V100 SXM2 16GB": "amp_fp16",
     }
     page = whatif.run(
         whatif.WhatIfRequest(gpu="A100"),
@@ -361,7 +364,7 @@ def test_all_verbs_have_the_same_default_setup(configured, machines):
 
 
 def test_default_precision_does_not_depend_on_the_batch(configured):
-    for gpu, precision in (("A100", "bf16"), ("T4", "fp16")):
+    for gpu, precision in (("A100", "amp_bf16"), ("T4", "amp_fp16")):
         rows = [forecasts(configured, gpu, **more) for more in ({}, {"batch": 4})]
         assert {row.execution.precision for row in rows} == {precision}
 
@@ -369,7 +372,7 @@ def test_default_precision_does_not_depend_on_the_batch(configured):
 @pytest.mark.parametrize("same_global_batch", [False, True])
 def test_default_setup_is_the_largest_batch_that_fits(configured, same_global_batch):
     device = find_device("A100")
-    usual = Execution(micro_batch=32, precision="bf16", optimizer=configured.optimizer)
+    usual = Execution(micro_batch=32, precision="amp_bf16", optimizer=configured.optimizer)
     for gib in (80.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8):
         small = replace(device, memory_gib=replace(device.memory_gib, value=gib))
         forecaster = Forecaster(configured, Target(Cluster(device=small)))

@@ -98,9 +98,9 @@ class Device(Record):
         return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
 
     @property
-    def half_precision(self) -> Literal["bf16", "fp16"]:
-        """The 16-bit format that the device computes fastest."""
-        return "fp16" if self.bf16_tensor_tflops is None else "bf16"
+    def autocast_precision(self) -> Literal["amp_bf16", "amp_fp16"]:
+        """Autocast with the 16-bit format that the device computes fastest."""
+        return "amp_fp16" if self.bf16_tensor_tflops is None else "amp_bf16"
 
     @property
     def is_consumer(self) -> bool:

@@ -714,7 +714,8 @@ def _next_that_fits(
     fits_with: Mapping[str, str],
 ) -> Iterator[Next]:
     """Suggest the largest batch that fits, or other settings if not even one sample fits."""
-    settings, why = dict(fits_with), ""
+    settings: dict[str, Any] = {**fits_with}
+    why = ""
     if row.largest_micro_batch:
         settings = {**beside, "batch": row.largest_micro_batch, "global_batch": None}
         why = "the largest batch that fits; --accumulate keeps the global batch"

@@ -85,7 +85,7 @@ from trainpace.verbs.traced import (
     workloads_of,
 )
 from trainpace.verbs.training import (
-    HALF,
+    AUTOCAST,
     LENGTH,
     USUAL_BATCH,
     ExecutedRequest,
@@ -488,7 +488,7 @@ def _assumed_setup(
     """Describe what the default setup assumes."""
     executions = [sweep.execution for sweep in sweeps]
     workload = sweeps[0].forecaster.workload
-    is_half = any(e.precision in HALF for e in executions)
+    is_half = any(e.precision in AUTOCAST for e in executions)
     return assumed_setup(
         asked.precision is None and is_half and len(default_precisions(workload)) > 1,
         question.opens_batch and any(e.micro_batch < USUAL_BATCH for e in executions),

@@ -63,7 +63,7 @@ from trainpace.verbs.traced import (
     workload_of,
 )
 from trainpace.verbs.training import (
-    HALF,
+    AUTOCAST,
     LENGTH,
     USUAL_BATCH,
     GlobalBatch,
@@ -381,7 +381,7 @@ def _problem(
         is_global = present.pick("global_batch", r.global_batch) is not None
         here = problem.on_part(start.nnodes, start.nproc_per_node)
         start = default_setup(here, start, is_open, is_global)
-    is_half = present.pick("precision", r.precision) is None and start.precision in HALF
+    is_half = present.pick("precision", r.precision) is None and start.precision in AUTOCAST
     setup = assumed_setup(
         is_half and len(default_precisions(workload)) > 1,
         opens_batch and start.micro_batch < USUAL_BATCH,

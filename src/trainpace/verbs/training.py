@@ -453,22 +453,22 @@ def _execution_fields(request: Request) -> dict[str, Any]:
     return values
 
 
-HALF: tuple[Precision, ...] = ("bf16", "fp16")
+AUTOCAST: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
 def default_precisions(model: str | Workload) -> tuple[Precision, ...]:
     """Return the precisions that a training on GPUs has if none is given.
 
     It is the one of the task's own trainer, or the dtype in the model's configuration. Other models
-    of transformers and diffusers have the 16-bit format that the card computes fastest. Returns ()
-    for fp32 as torch computes it on the card.
+    of transformers and diffusers are trained under autocast, in the 16-bit format that the card
+    computes fastest. Returns () for fp32 as torch computes it on the card.
     """
     stored = stored_precision(model)
     if isinstance(model, Workload):
         stored, model = model.settings.get("precision"), model.model  # type: ignore[assignment]
     if stored is not None:
         return (stored,)
-    return HALF if ModelSpec.of(model).is_hugging_face else ()
+    return AUTOCAST if ModelSpec.of(model).is_hugging_face else ()
 
 
 def default_precision(model: str | Workload, device: Device) -> Precision:
@@ -476,7 +476,9 @@ def default_precision(model: str | Workload, device: Device) -> Precision:
     precisions = default_precisions(model)
     if len(precisions) == 1:
         return precisions[0]
-    return device.half_precision if precisions and device.kind == "gpu" else device.torch_precision
+    return (
+        device.autocast_precision if precisions and device.kind == "gpu" else device.torch_precision
+    )
 
 
 def default_forms(
@@ -497,7 +499,7 @@ def default_forms(
     if not named and ModelSpec.of(model).runs_code:
         return ()
     if len(named) > 1 and not precisions:
-        wanted: dict[Form, bool] = {"half": gpu, "fp32": cpu}
+        wanted: dict[Form, bool] = {"amp": gpu, "fp32": cpu}
         return tuple(form for form, is_wanted in wanted.items() if is_wanted)
     return tuple(dict.fromkeys(form_of(precision) for precision in named or ("fp32",)))
 
@@ -532,7 +534,7 @@ def default_setup(
 def assumed_setup(half: bool, batch: bool, recompute: bool) -> tuple[str, ...]:
     """Describe how a default setup deviates from torch's defaults."""
     parts = {
-        "16-bit numbers (--precision)": half,
+        "autocast (--precision)": half,
         f"the largest batch that fits, up to {USUAL_BATCH} (--batch)": batch,
         "full checkpointing where one sample needs it (--checkpointing)": recompute,
     }
