@@ -638,7 +638,7 @@ class _Arithmetic:
 
 
 def _agreeing_processes(global_batch: int, per_rank: int) -> str:
-    """Return a clause on the number of processes that would agree, or "" if there is none."""
+    """Return a clause with the number of processes that gives the global batch, or ""."""
     n, rest = divmod(global_batch, per_rank)
     if rest:
         return ""

@@ -213,7 +213,7 @@ def _scalar(text: str) -> Any:
 def _is_in_variables(draft: Draft) -> bool:
     """Return True if variables of the script contain the launcher or some of its flags.
 
-    The settings of the launch command are then left: only a person can change them.
+    The launch command's settings are then not written, and a note asks the user to change them.
     """
     text = resolved(draft.text)
     launches = (find_launch(script, draft.file) for script in (draft.text, text))

@@ -486,9 +486,9 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
 def resolved(text: str, values: Mapping[str, str] | None = None) -> str:
     """Return a shell script with the values of its variables in place of their names.
 
-    Assignments at the start of a line are removed. A variable of an indented assignment, which may
-    depend on a condition, keeps its name. So does every variable if the script would become larger
-    than a settings file.
+    Lines that only assign a variable are removed. A variable with an indented assignment keeps its
+    name, because the assignment may depend on a condition. So does a variable with a very long
+    value, and every variable if the script would become larger than a settings file.
 
     Args:
         text: The script.

@@ -99,7 +99,7 @@ class Device(Record):
 
     @property
     def autocast_precision(self) -> Literal["amp_bf16", "amp_fp16"]:
-        """Autocast with the 16-bit format that the device computes fastest."""
+        """Autocast with bf16 if the device has matrix units for it, else with fp16."""
         return "amp_fp16" if self.bf16_tensor_tflops is None else "amp_bf16"
 
     @property

@@ -331,7 +331,7 @@ class Forecast(Record):
 
     @property
     def may_fit(self) -> bool:
-        """False if the training does not fit in memory with at least the probability `FITS_AT`."""
+        """False if the probability of fitting in memory is at most `1 - FITS_AT`."""
         return self.fits is not False or (self.fit_probability or 0.0) > 1 - FITS_AT
 
     @property

@@ -222,7 +222,10 @@ def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str
 
 
 def _stated(recording: Recording, steps_per_epoch: float | None) -> StatedLength | None:
-    """Return the length of the command, or of the script if the command's has unknown steps."""
+    """Return the training length in the command's arguments, or the one that the script gives.
+
+    The script's length counts if the number of steps is unknown from the command.
+    """
     by_command, by_script = stated_length(recording.command), recording.ranks[0].stated
     is_known = by_command is not None and (by_command.steps or steps_per_epoch)
     return by_command if is_known else by_script or by_command

@@ -44,7 +44,8 @@ worker took longer than that.
 def loader_cost(rank: Rank) -> LoaderCost | None:
     """Return the measured cost of loading a batch, or None if fetches were not timed.
 
-    It does not include waiting for a core, because other machines and workers have other cores.
+    If the training process loads the data, waits for a core are subtracted, because they depend on
+    the machine. Loader workers' waits for a core are included.
     """
     if rank.fetch is None:
         return None

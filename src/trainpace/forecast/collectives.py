@@ -126,8 +126,8 @@ class Generation(Record):
 class LinkConstants(Record):
     """Constants of links, fitted by fitting/links.py.
 
-    The collectives are of eight GPU models with NVLink. The fit has 1,632
-    rows and a median error of 7%. Fields that end in `_us` are in microseconds.
+    The fit uses 1,632 collectives measured on eight GPU models with NVLink. Its median error is 7%.
+    Fields that end in `_us` are in microseconds.
 
     Attributes:
         generations: Constants of NVLink by generation. Other generations get the mean.
@@ -142,7 +142,8 @@ class LinkConstants(Record):
         eager_us: Time that ranks wait for each other at the start of a collective, if it is not
             launched by a CUDA graph.
         peer_us: Time that each further peer adds to an all-to-all.
-        far_peer_us: Time that a peer outside the node, but in the same NVLink domain, adds.
+        far_peer_us: Minimum time of an all-to-all per peer outside the node, but in the same NVLink
+            domain.
     """
 
     generations: dict[int, Generation]

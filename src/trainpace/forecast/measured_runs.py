@@ -1,8 +1,8 @@
 """Readers of measured runs from CSV or Parquet, and their conversion to cases for a forecast.
 
-A row is one training step that somebody timed. Only a model and a batch are required.
-docs/verbs/validate.md describes all columns. An empty field means that the value is unknown.
-Unknown columns are ignored.
+A row is one training step that somebody timed. A forecast of it needs the model, the GPU, the
+precision and the batch size. docs/verbs/validate.md describes all columns. An empty field means
+that the value is unknown. Unknown columns are ignored.
 
 Missing values get the usual value for the software of the run. For example, torch before 2.0
 (before 2.1.1 for models of transformers) had no fused attention, and its optimizers launched

@@ -99,8 +99,8 @@ def samples_for_deadline(
 
     if time_s(1) > deadline_s:
         raise Contradiction(
-            f"{schedule.epochs:g} x one step of an epoch takes {format_duration(time_s(1))}, longer"
-            f" than the limit of {format_duration(deadline_s)}.",
+            f"Even with one step per epoch, {schedule.epochs:g} epochs take"
+            f" {format_duration(time_s(1))}. The limit is {format_duration(deadline_s)}.",
             "Allow more time, use a faster step or fewer epochs.",
         )
     return batch * _last_true(lambda n: time_s(n) <= deadline_s, MAX_COUNT // batch)

@@ -394,14 +394,15 @@ Numbers = Any
 
 
 class DataPath(Record):
-    """Work of a rank's host beside the step that a forecast contains.
+    """Data loading and own code on a rank's host, which the forecast of a bare step lacks.
 
     Attributes:
         workers: Loader workers of the rank. None if unknown.
         ms_per_sample: The loader's time per sample with all workers together.
         beside: Loading overlaps with the step. Without workers, it happens between steps.
         precomputed: Part of the samples' preparation is done offline.
-        own_ms: Time per update in the script's own code, logging, evaluation and checkpoints.
+        own_ms: Time per update in the script's own code, logging, evaluation, checkpoints and
+            starts of loader workers.
     """
 
     workers: int | None = None

@@ -759,9 +759,10 @@ def function_stages(
 
 
 def _before_random(target: LoaderTarget, indices: Sequence[int]) -> set[str]:
-    """Return the functions that end before a sample draws its first random number.
+    """Return the functions that spend most of their time before a sample's first random number.
 
-    It is empty if a sample draws nothing, because a generator of its own may act at any time.
+    The set is empty if a sample draws nothing from the global generators. It may then use a
+    generator of its own, which is not observed.
     """
     whole, before = Counter[str](), Counter[str]()
     for index in indices:

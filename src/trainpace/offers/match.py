@@ -152,7 +152,7 @@ class Rejected(Record):
 
 
 class Closest(NamedTuple):
-    """The limit that rules out all servers, a message, and the server that comes closest."""
+    """The server that comes closest to all limits, the limit that it misses, and a message."""
 
     binding: Binding
     reason: str
@@ -226,9 +226,9 @@ def _meets(match: Match, job: Job) -> bool:
 
 
 def nearest(ranking: Ranking, job: Job) -> Closest | None:
-    """Return the limit that rules out all matches, with the nearest choice.
+    """Return the choice that misses the limits by the least, with the limit that it misses.
 
-    Call it for a ranking without matches. None if the ranking is empty.
+    Call it if `ranking.matches` is empty. None if nothing was missed or rejected.
     """
     if ranking.missed:
         return _nearest_match(ranking.missed, job)
@@ -280,9 +280,10 @@ def _short_gib(refused: Rejected | _Refusal) -> float:
 
 
 class _Shape(NamedTuple):
-    """Fastest execution on a server configuration, and the whole training without server prices.
+    """Forecast of the chosen execution on a server configuration, and its training without prices.
 
-    `points` is the single-thread rating of the host CPU.
+    The execution has the simplest sharding that is nearly as fast as the fastest. `points` is the
+    single-thread rating of the host CPU.
     """
 
     forecast: Forecast
@@ -436,7 +437,10 @@ class _Shapes:
         return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _bases(self, precision: Precision) -> Iterator[Execution]:
-        """Yield the execution on one device, and then the same with recomputed activations."""
+        """Yield the execution on one device, and then with recomputed activations.
+
+        The second one is left out if the first recomputes, or if the model has no blocks.
+        """
         recomputed, software = (
             self._workload.checkpointed or self._job.checkpointing,
             self._job.software,

@@ -91,10 +91,10 @@ class Evaluation(NamedTuple):
     """Step time and memory of every execution of a grid.
 
     Attributes:
-        step_ms: Step time without data waits. NaN if there is a reason.
-        evaluating_ms: Time of the step's forward passes, without data waits. NaN if there is a
-            reason.
-        needed_gib: Memory that each device must have.
+        step_ms: Step time without data waits. NaN if the execution cannot be forecast, or if its
+            states alone do not fit.
+        evaluating_ms: Time of the step's forward passes, without data waits. NaN as `step_ms`.
+        needed_gib: Memory that each device must have. If the states do not fit, only the states.
         fits: True if the memory fits the device with probability `FITS_AT`.
         reason: Index into `reasons` for each execution; 0 means no reason.
     """
@@ -149,7 +149,10 @@ def with_start(problem: Problem, start: Execution) -> Problem:
 
 
 def device_room_gib(cluster: Cluster) -> float:
-    """Return the needed memory that surely fits a device in GiB, or infinity if unknown."""
+    """Return the most memory in GiB that fits a device with probability `FITS_AT`.
+
+    The limit is lower with torch.compile. Infinity if the device's memory is unknown.
+    """
     memory = cluster.device.memory_gib
     return math.inf if memory is None else float(room_gib(memory.value))
 

@@ -282,7 +282,7 @@ def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: 
 def cautions(chosen: Projection) -> tuple[str, ...]:
     """Return possible problems of the recommended choice."""
     found, e = [], chosen.choice.execution
-    if (chosen.fit_probability or 1.0) < CERTAIN:
+    if chosen.fit_probability is not None and chosen.fit_probability < CERTAIN:
         found.append(
             f"it fits in memory with a probability of {chosen.fit_probability:.0%}: watch the first"
             " steps"

@@ -348,11 +348,11 @@ class SearchResult(NamedTuple):
         return int(rows[pick]), int(paths[pick])
 
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
-        """Return the simplest choice that is as fast as the fastest within the noise, or None.
+        """Return the simplest choice that forecasts cannot distinguish from the fastest, or None.
 
         `elsewhere` holds the same executions under other conditions. The choice must be as good
-        there too. If no choice is, only this result counts. A choice other than the start saves at
-        least `NOISE`.
+        there too. A choice other than the start saves at least `NOISE`. If no choice is good enough
+        everywhere, `elsewhere` is ignored, and in the end the fastest choice is returned.
         """
         if self.best() is None:
             return None

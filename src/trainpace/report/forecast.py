@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainpace.core.outcome import CERTAIN, STEP_PARTS, Forecast, Memory
+from trainpace.core.outcome import CERTAIN, FITS_AT, STEP_PARTS, Forecast, Memory
 from trainpace.core.stats import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import alike, memory_over_step, needed_gib
@@ -172,7 +172,7 @@ def verdict(
 ) -> tuple[str, bool | None]:
     """Return the answer in one to three sentences, and its status.
 
-    `loads` is True if the steps include loading, or are known to have none.
+    `loads` is True if the steps include data loading, or if the training is known to load no data.
 
     The second value is False if nothing fits or nothing can be forecast, else None.
     """
@@ -243,8 +243,8 @@ def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
 
 def _likeliest(f: Forecast) -> str:
     return (
-        f"Maybe: none of them surely fits in memory. {sentence(place(f))} fits with a probability"
-        f" of {percent(f.fit_probability)}. A step takes {_step(f)}."
+        f"Maybe: no option fits in memory with a probability of {percent(FITS_AT)} or more. The"
+        f" likeliest is {place(f)}, with {percent(f.fit_probability)}. A step takes {_step(f)}."
     )
 
 

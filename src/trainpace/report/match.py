@@ -641,7 +641,7 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
 
 
 def _after_schedule(a: Answer, asked: ScheduleRequest | None) -> Iterator[Next]:
-    """Suggest a plan from the same files if the step time is unknown, or else servers."""
+    """Suggest `trainpace plan` with the same files if no step time is known, else `match`."""
     if a.execution is None:
         return
     if asked is not None and asked.config and "step_time" in a.solved:

@@ -139,7 +139,7 @@ def _named_aside(shown: Sequence[Section]) -> str:
 def _fewest(section: Section, least: int) -> int:
     """Return the minimum number of rows of a section that stay on the screen.
 
-    Tables keep `least` rows.
+    Tables keep `least` rows, or more if they name more rows to keep. Other sections keep one.
     """
     size = section.size or 0
     if isinstance(section, Table):

@@ -506,7 +506,7 @@ ENOUGH_STEPS = 8
 LEAST_SHARE = 0.02
 """Minimum share of a step for a cause to be listed."""
 LEAST_UNTESTED = 0.1
-"""Minimum share of a step for a cause without advice to be named beside `trainpace diagnose`."""
+"""Minimum share of a step at which the suggestion to run `trainpace diagnose` names a cause."""
 NOTHING_SEEN = f"This recording alone suggests no change that saves {percent(WORTH)} or more."
 _NAMES = {"compute": "forward and backward"}
 """Names of causes in a look. Only diagnose can tell launching operators from computing."""
@@ -540,7 +540,7 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
 
 
 def untested(d: Diagnosis) -> list[Share]:
-    """Return the larger causes without advice for which only diagnose has experiments."""
+    """Return the large causes without advice that only `trainpace diagnose` can test."""
     causes = {"compute", "optimizer"} - {a.cause for a in d.advice}
     return [s for s in d.shares if s.share >= LEAST_UNTESTED and s.cause in causes]
 

@@ -423,11 +423,11 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
 
 
 def _values_in_reach(dataset: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (container, name, value) of what a sample may use.
+    """Yield (container, name, value) of the values that a sample may use.
 
-    These are the attributes of the dataset, those of its class, and the globals that `__getitem__`
-    reads. Functions of the class are methods, which may call other transforms, so they do not
-    count.
+    These are the attributes of the dataset and of its class, its submodules, and the composed
+    transforms among the globals that `__getitem__` reads. Methods and properties are skipped,
+    because they may call other transforms.
     """
     own = dict(getattr(dataset, "__dict__", {}))
     inherited = {name: v for kind in type(dataset).__mro__[::-1] for name, v in vars(kind).items()}

@@ -357,8 +357,9 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
 
 
 def _lighter(request: ForecastRequest, sweeps: Sequence[Sweep]) -> dict[str, str]:
-    """Return the GPU and the fewest other options with which one sample fits in memory.
+    """Return the first GPU and options with which one sample fits in memory.
 
+    Full checkpointing is tried first, then LoRA and QLoRA in addition to it.
     Returns {} if a batch of the request's own setup fits, or if these options do not help.
     """
     if any(row.can_run or row.largest_micro_batch for sweep in sweeps for row in sweep.rows):
@@ -488,9 +489,9 @@ def _assumed_setup(
     """Describe what the default setup assumes."""
     executions = [sweep.execution for sweep in sweeps]
     workload = sweeps[0].forecaster.workload
-    is_half = any(e.precision in AUTOCAST for e in executions)
+    is_autocast = any(e.precision in AUTOCAST for e in executions)
     return assumed_setup(
-        asked.precision is None and is_half and len(default_precisions(workload)) > 1,
+        asked.precision is None and is_autocast and len(default_precisions(workload)) > 1,
         question.opens_batch and any(e.micro_batch < USUAL_BATCH for e in executions),
         not workload.checkpointed
         and any(e.activation_checkpointing != question.request.checkpointing for e in executions),

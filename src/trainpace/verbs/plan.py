@@ -381,9 +381,9 @@ def _problem(
         is_global = present.pick("global_batch", r.global_batch) is not None
         here = problem.on_part(start.nnodes, start.nproc_per_node)
         start = default_setup(here, start, is_open, is_global)
-    is_half = present.pick("precision", r.precision) is None and start.precision in AUTOCAST
+    is_autocast = present.pick("precision", r.precision) is None and start.precision in AUTOCAST
     setup = assumed_setup(
-        is_half and len(default_precisions(workload)) > 1,
+        is_autocast and len(default_precisions(workload)) > 1,
         opens_batch and start.micro_batch < USUAL_BATCH,
         start.activation_checkpointing != usual.activation_checkpointing,
     )
@@ -700,7 +700,10 @@ def _values_of(key: str, data: Any) -> Iterator[Any]:
 
 
 def _samples(request: PlanRequest, present: Present, only_batch: int | None = None) -> int | None:
-    """Return the samples per epoch from the request, or else from the recording."""
+    """Return the samples per epoch from the request, or else from the recording.
+
+    None if the request gives tokens.
+    """
     if request.samples is None and request.tokens is None:
         return recorded_samples(present.recording, only_batch)
     return request.samples

@@ -147,7 +147,7 @@ def _number(text: str) -> float:
 
 
 def _shown_s(seconds: float) -> str:
-    """Return a duration as it can be typed. Days are rounded, so long ones are in hours."""
+    """Return a duration as options accept it. Two days and more are in hours, as days round."""
     if seconds >= 2 * 86400:
         return f"{hours_from_s(seconds):.12g}h"
     return format_duration(seconds).replace(" ", "")

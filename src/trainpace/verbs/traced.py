@@ -63,7 +63,7 @@ Model = Annotated[
     ),
 ]
 PRECISION_HELP = (
-    "Number format.  [default: the dtype of a transformers configuration; without one, 16 bits for"
+    "Number format.  [default: the dtype of a transformers configuration; without one, autocast for"
     " transformers and diffusers, torch's fp32 with TF32 convolutions for the rest]"
 )
 EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
@@ -540,7 +540,8 @@ class HostWork(NamedTuple):
         cost: Time to load a batch on a free core. None without a loader.
         samples: Samples of such a batch, as the model counts them.
         workers: Loader workers of a rank. None means one per core.
-        own_ms: Time per update in the script's own code, logging, evaluation and checkpoints.
+        own_ms: Time per update in the script's own code, logging, evaluation, checkpoints and
+            starts of loader workers.
         points: Single-thread rating of the recording's CPU. None if it is unknown.
     """
 
@@ -560,8 +561,8 @@ class HostWork(NamedTuple):
         """Return the same work on another machine.
 
         Args:
-            cores: Cores per rank. If unknown, each of the script's workers finds a free core. One
-                worker per core is then assumed to be fast enough.
+            cores: Cores per rank. If unknown, every loader worker has a core of its own. If the
+                number of workers is unknown too, loading takes no time.
             points: Single-thread rating of the CPU. None for the recording's own machine.
             workers: Loader workers per rank, in place of the script's own number.
             online: Share of a sample's preparation that is not done offline.
@@ -586,12 +587,12 @@ class HostWork(NamedTuple):
         return path.slower(self.points / points if self.points and points else 1.0)
 
     def in_words(self, cores: str, workers: int | None = None) -> str:
-        """Return a clause: what a step includes on `cores`, and the assumed speed of the host."""
+        """Return a clause that names the host's work in a step, its cores and their speed."""
         workers = self.workers if workers is None else workers
         parts = []
         if self.own_ms:
             own = format_number(self.own_ms)
-            parts.append(f"own code, evaluation and checkpoints ({own} ms)")
+            parts.append(f"own code, logging, evaluation and checkpoints ({own} ms)")
         if self.cost is not None:
             each = self.cost.sample_wall_ms + self.cost.collate_ms / self.cost.batch_size
             many = {None: "one worker per core", 0: "no workers", 1: "1 worker per GPU"}

@@ -168,7 +168,7 @@ class TrainingRequest(SoftwareRequest):
     download: Annotated[
         float | None,
         Field(
-            "Speed of that copy.  [default: 0.125, assumed]",
+            "Download speed for --data-gb.  [default: 0.125, assumed]",
             GB_PER_S,
             needs=LENGTH,
             sets="download_gb_per_s",
@@ -531,10 +531,10 @@ def default_setup(
     return execution
 
 
-def assumed_setup(half: bool, batch: bool, recompute: bool) -> tuple[str, ...]:
-    """Describe how a default setup deviates from torch's defaults."""
+def assumed_setup(autocast: bool, batch: bool, recompute: bool) -> tuple[str, ...]:
+    """Return the settings that were chosen because the user gave none, in words."""
     parts = {
-        "autocast (--precision)": half,
+        "autocast (--precision)": autocast,
         f"the largest batch that fits, up to {USUAL_BATCH} (--batch)": batch,
         "full checkpointing where one sample needs it (--checkpointing)": recompute,
     }

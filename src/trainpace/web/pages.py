@@ -397,7 +397,7 @@ class AccuracyQuestion(Record):
 
 
 class AccuracyPage(Record):
-    """Forecasts of public runs compared with measurements. `score` has no rows."""
+    """Forecasts of public runs compared with measurements. The rows of `score` are left out."""
 
     question: AccuracyQuestion
     chart: report.Chart | None

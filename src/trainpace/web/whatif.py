@@ -20,7 +20,7 @@ from trainpace.core.outcome import Forecast, Interval, Jump
 from trainpace.core.records import Record, load
 from trainpace.core.software import Attention
 from trainpace.core.units import format_duration, format_number, format_usd
-from trainpace.forecast import Forecaster, Grid, Target
+from trainpace.forecast import Forecaster, Grid, Target, needed_gib
 from trainpace.job import ASSUMED, Schedule, assumed_in_words, with_job
 from trainpace.offers import Offer, cheapest_offer
 from trainpace.report import (
@@ -66,8 +66,8 @@ class WhatIfRequest(Request):
         software: "" selects current torch; an `attention` of "" selects its default.
         batch: None selects the default of `forecast`, as it does for `accumulate`, `precision` and
             `checkpointing`.
-        epochs: None selects the usual job of the model, as it does for `samples`: ImageNet, or
-            `USUAL_TOKENS` once.
+        epochs: None selects 1 for models of token sequences, else `IMAGENET_EPOCHS`.
+        samples: None selects `USUAL_TOKENS` of tokens for these models, else `IMAGENET_SAMPLES`.
         network: Bandwidth of a node in one direction, in GB/s.
         price: None selects the cheapest known price.
     """
@@ -227,7 +227,7 @@ SAME_AS_IN_FORECAST = ("nodes", "network", "accumulate", "precision", "zero", "c
 
 
 def _with_job(r: WhatIfRequest, workload: Workload) -> WhatIfRequest:
-    """Return the request with the usual job of its model, if it has none."""
+    """Fill in missing samples and epochs with those of the model's usual job."""
     samples, epochs = IMAGENET_SAMPLES, IMAGENET_EPOCHS
     if workload.sequence_length is not None:
         samples, epochs = max(1, USUAL_TOKENS // workload.sequence_length), 1.0
@@ -366,9 +366,13 @@ def _verdict(f: Forecast) -> tuple[str, ...]:
     lines = []
     if f.fits is False and f.memory is not None and f.capacity_gib is not None:
         largest = f.largest_micro_batch
-        fitting = f"the largest batch that does is {largest:,}" if largest else "nor does batch 1"
-        need, capacity = format_number(f.memory.reserved_gib), format_number(f.capacity_gib)
-        may = f"May not fit (it does with {f.fit_probability:.0%})" if f.may_fit else "Does not fit"
+        fitting = "no batch is sure to fit"
+        if largest:
+            fitting = f"the largest batch that fits is {largest:,}"
+        need = format_number(float(needed_gib(f.memory)))
+        capacity = format_number(f.capacity_gib)
+        may = f"May not fit (probability of fitting: {f.fit_probability:.0%})"
+        may = may if f.may_fit else "Does not fit"
         lines.append(f"{may}: {need} GiB of {capacity}; {fitting}.")
     time, interval_s = f.training_time, f.training_time_interval_s
     if time is not None and interval_s is not None:

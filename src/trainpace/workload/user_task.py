@@ -348,7 +348,7 @@ def is_trainer(made: Any) -> bool:
 
 
 def as_with_a_gpu(make: Callable[[], T]) -> T:
-    """Call a function that may create TrainingArguments with bf16=True, or move a meta model.
+    """Call the user's function on a machine without a GPU, as if there was one.
 
     Without a GPU, TrainingArguments would reject bf16. A Trainer moves its model, which torch
     rejects for a model on the meta device.

@@ -11,7 +11,6 @@ counts as collecting experience.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import linecache
@@ -518,7 +517,7 @@ def _called(node: ast.Call, frame: FrameType) -> Any:
 
 
 def _length(value: Any) -> int | None:
-    """Return the length of a list, a dict, a tensor or an array of NumPy."""
+    """Return the length of a built-in collection, a tensor or a NumPy array, or else None."""
     kind = type(value)
     is_array = kind.__module__ in ("torch", "numpy") and hasattr(value, "shape") and value.ndim
     return len(value) if is_array or kind in (list, tuple, dict, str) else None
@@ -627,9 +626,7 @@ def _environments(frames: list[FrameType]) -> Iterator[Any]:
     for value in variables:
         if issubclass(type(value), ModuleType | type):
             continue
-        with contextlib.suppress(AttributeError):
-            inner = object.__getattribute__(value, "__dict__")
-            yield from filter(is_environment, list(inner.values()))
+        yield from filter(is_environment, list(_contents(value).values()))
 
 
 def is_environment(value: Any) -> bool:
